@@ -81,8 +81,15 @@ def train_together_(
     True
     """
     networks, rates = list(networks), check_rates(learning_rates)
+    if not networks:
+        raise UsageError("expected at least one network, got none")
+    extra = [{}] * len(networks) if settings is None else [dict(entry) for entry in settings]
+    for what, given in (("learning rates", rates), ("settings", extra)):
+        if len(given) != len(networks):
+            raise UsageError(f"expected one entry of {what} for each of {len(networks)} networks, got {len(given)}")
+    entries = tuple({**entry, "learning_rate": rate} for entry, rate in zip(extra, rates, strict=True))
     training = Training(
-        networks, data, kind="together", runs=_check_runs(networks, rates, settings),
+        networks, data, kind="together", runs=entries,
         recipe=recipe, generator=generator, device=device, measure_at=measure_at,
         checkpoint=checkpoint, progress=progress,
     )  # fmt: skip
@@ -174,18 +181,6 @@ def _join(parts: list[Scores]) -> Scores:
     accuracy = [value for part in parts for value in part.accuracy or []]
     loss = [value for part in parts for value in part.loss]
     return Scores(loss, accuracy if parts[0].accuracy is not None else None)
-
-
-def _check_runs(
-    networks: list[nn.Module], rates: list[float], settings: Sequence[Mapping[str, Any]] | None
-) -> tuple[dict[str, Any], ...]:
-    if not networks:
-        raise UsageError("expected at least one network, got none")
-    for what, given in (("learning rates", rates), ("settings", settings)):
-        if given is not None and len(given) != len(networks):
-            raise UsageError(f"expected one entry of {what} for each of {len(networks)} networks, got {len(given)}")
-    extra = [{}] * len(networks) if settings is None else [dict(entry) for entry in settings]
-    return tuple({**entry, "learning_rate": rate} for entry, rate in zip(extra, rates, strict=True))
 
 
 def _make_stack(networks: list[nn.Module], device: torch.device, route: Route) -> Stack:

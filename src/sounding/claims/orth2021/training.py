@@ -135,20 +135,6 @@ def gaps_of(networks: Sequence[nn.Module], batches: Sequence[torch.Tensor]) -> A
     return np.array([float(orthogonality_gap(last_hidden(network, batch))) for network, batch in pairs])
 
 
-def final_losses(networks: Sequence[Mlp], values: Values, clipping: float | None, context: Context) -> Array:
-    """Training loss at the end, one per seed, at the rate of the lowest mean; a run that diverged counts as chance."""
-    data, rates = load(values["data"], context.device), values["rates"]
-    runs = [copy.deepcopy(network) for _ in rates for network in networks]  # a block of networks for each rate
-    with products(values["precision"], context.device):
-        recipe = Recipe(**pick(values, "batch_size epochs"), clipping=clipping, clipping_by="parameter", evaluate="end")
-        history = train_alike_(
-            runs, data, recipe, context, rates=rates, orders=context.generators(ORDERS, len(networks))
-        )
-    losses = np.array([history.final(run).train_loss for run in range(len(runs))])
-    losses = np.where(np.isfinite(losses), losses, math.log(data.classes)).reshape(len(rates), -1)
-    return np.asarray(losses[losses.mean(1).argmin()])  # the best rate of all seeds, not of each
-
-
 # the settings that a training depends on: rows that agree in them share it
 SHARED = "data width batch_size rates seeds init_samples epochs precision depths"
 
@@ -160,18 +146,29 @@ def over_depth(values: Values, variant: str, context: Context) -> Curves:
 
 @share()
 def _losses(values: Values, context: Context, variant: str) -> Curves:
-    """A layer is set from those before it, so the deepest networks hold the layers of all."""
+    """Training losses by depth, one per seed, at the rate of the lowest mean; a run that diverged counts as chance.
+
+    A layer is set from those before it, so the deepest networks hold the layers of all.
+    """
+    data, rates = load(values["data"], context.device), values["rates"]
     clipping = float(variant.split(":")[1]) if variant.startswith("clipping") else None
     deepest = max(values["depths"])  # only these are changed; shallower ones take over their layers
     changed = draw_networks(values, deepest, context)
     change_weights_(changed, values, variant, context)
+    recipe = Recipe(**pick(values, "batch_size epochs"), clipping=clipping, clipping_by="parameter", evaluate="end")
     found = {}
     for depth in values["depths"]:
         networks = changed
         if depth < deepest:
             drawn = draw_networks(values, depth, context)
             networks = [shorten(deep, shallow) for deep, shallow in zip(changed, drawn, strict=True)]
-        found[depth] = final_losses(networks, values, clipping, context)
+        runs = [copy.deepcopy(network) for _ in rates for network in networks]  # a block of networks for each rate
+        orders = context.generators(ORDERS, len(networks))
+        with products(values["precision"], context.device):
+            history = train_alike_(runs, data, recipe, context, rates=rates, orders=orders)
+        ends = np.array([history.final(run).train_loss for run in range(len(runs))])
+        losses = np.where(np.isfinite(ends), ends, math.log(data.classes)).reshape(len(rates), -1)
+        found[depth] = np.asarray(losses[losses.mean(1).argmin()])  # the best rate of all seeds, not of each
     return found
 
 

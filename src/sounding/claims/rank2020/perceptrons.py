@@ -243,8 +243,24 @@ def measure_comparison(values: Values, context: Context) -> Outcome:
 def measure_fig6(values: Values, context: Context) -> Outcome:
     """Training accuracy and r(H) through training, for three levels of pre-training and two starts of batch norm."""
     inputs, labels, *_ = load_pixels(values["dataset"], context)
-    kinds = [_draw_at_rank(inputs, values, context, level) for level in (0, 25, 75)]
-    starts = [_normed(inputs, values, context, one_sided=flag) for flag in (False, True)]
+    features, pixels, shape, device = inputs.shape[1], inputs.cpu(), pick(values, "depth width"), context.device
+    kinds: list[list[Mlp]] = []
+    for steps in (0, 25, 75):
+        kinds.append([Mlp(features, 10, **shape, generator=context.generator(run)) for run in range(values["runs"])])
+        law: dict[str, Any] = {"batches": steps, "batch_size": 64, "target": values["target"], "force": True}
+        for run, network in enumerate(kinds[-1]):
+            if steps:  # without steps the network is as drawn
+                raise_rank_(network, pixels, generator=context.generator(100 + run), **law)
+            network.to(device)
+    starts: list[list[Mlp]] = []
+    for one_sided in (False, True):
+        generators = [context.generator(200 + run) for run in range(values["normed_runs"])]
+        law = {"norm": "batch", "init": "torch", "running": False, **shape}
+        starts.append([Mlp(features, 10, **law, generator=generator) for generator in generators])
+        for network, generator in zip(starts[-1], generators, strict=True):
+            if one_sided:  # after the usual start, which has taken its numbers from the stream
+                make_one_sided_(network, generator)
+            network.to(device)
     # the levels of a run are compared with each other, the starts of batch norm are independent
     plain = _follow(kinds, (inputs, labels), values, context, orders=[*range(300, 300 + values["runs"])] * 3)
     normed = _follow(starts, (inputs, labels), values, context, orders=range(400, 400 + 2 * values["normed_runs"]))
@@ -282,31 +298,6 @@ def measure_fig6(values: Values, context: Context) -> Outcome:
         "mean and 99% interval."
     )
     return Outcome(numbers, Picture(panels, caption))
-
-
-def _draw_at_rank(inputs: torch.Tensor, values: Values, context: Context, level: int) -> list[Mlp]:
-    networks, pixels = [], inputs.cpu()
-    for run in range(values["runs"]):
-        network = Mlp(inputs.shape[1], 10, **pick(values, "depth width"), generator=context.generator(run))
-        if level:  # without steps the network is as drawn
-            law: dict[str, Any] = {"batches": level, "batch_size": 64, "target": values["target"], "force": True}
-            raise_rank_(network, pixels, generator=context.generator(100 + run), **law)
-        networks.append(network.to(context.device))
-    return networks
-
-
-def _normed(inputs: torch.Tensor, values: Values, context: Context, *, one_sided: bool) -> list[Mlp]:
-    """A network with batch norm for each run; one-sided weights break what the norm does."""
-    networks = []
-    for run in range(values["normed_runs"]):
-        generator = context.generator(200 + run)
-        law: dict[str, Any] = {"norm": "batch", "init": "torch", "running": False}
-        network = Mlp(inputs.shape[1], 10, **pick(values, "depth width"), **law, generator=generator)
-        if one_sided:
-            # after the usual start, which has taken its numbers from the stream
-            make_one_sided_(network, generator)
-        networks.append(network.to(context.device))
-    return networks
 
 
 def _follow(

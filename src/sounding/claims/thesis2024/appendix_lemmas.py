@@ -148,10 +148,6 @@ def measure_jacobian(values: Values, context: Context) -> Outcome:
     return charted(numbers, "The largest over drawn batches; 1 is the bound.")
 
 
-def _after(norm: Callable[[torch.Tensor], torch.Tensor], weight: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
-    return norm(batch @ weight.T)
-
-
 def _layer_jacobians(d: int, count: int, generator: torch.Generator) -> torch.Tensor:
     """‖∂X′/∂X‖ over ‖J_BN(H)‖ of a layer X′ = BN(XWᵀ) with Haar weights, by automatic differentiation."""
 
@@ -159,10 +155,13 @@ def _layer_jacobians(d: int, count: int, generator: torch.Generator) -> torch.Te
         unit: torch.Tensor = h / torch.linalg.vector_norm(h, dim=0)
         return unit
 
+    def layer(weight: torch.Tensor, batch: torch.Tensor) -> torch.Tensor:
+        return norm(batch @ weight.T)
+
     shares = []
     for batch in draw_near(d, max(count, GROUPS), generator=generator):
         matrix = turn(1, d, generator)[0]
-        whole = jacobian(partial(_after, norm, matrix), batch).reshape(d * d, d * d)
+        whole = jacobian(partial(layer, matrix), batch).reshape(d * d, d * d)
         inner = jacobian(norm, batch @ matrix.T).reshape(d * d, d * d)
         shares.append(torch.linalg.matrix_norm(whole, 2) / torch.linalg.matrix_norm(inner, 2))
     return torch.stack(shares)

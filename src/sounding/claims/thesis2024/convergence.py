@@ -313,54 +313,44 @@ def local_rate(one: CorrelationMap, start: float) -> Number:
     return exact(float(late), error=abs(float(late - early)))
 
 
-def draw_case(
-    one: CorrelationMap, activation: Any, values: Values, context: Context, *, offset: int, title: str
-) -> tuple[Panel, Number]:
-    """|ρ_ℓ − ρ*| over depth: networks of finite width, κ, and the corrected bound; and the networks' deviation."""
-    start, depth = values["start"], values["depth"]
-    layers = np.arange(depth + 1)
-    path = iterate(one, np.array([start]), depth)[:, 0]
-    numbers = fields_of(one, "slope_zero slope_one fixed_point slope_fixed_point")
-    bound = theorem_5_11(kappa_zero=one.zero, **numbers, start=start, depth=depth)
-    limit = bound.curve / (1 + bound.curve) if one.case == 1 else bound.curve  # case 1 bounds |ρ|/(1 − |ρ|)
-    far = np.abs(path - one.fixed_point)
-    kept = far > 1e-8
-    series = [
-        Series("κ", layers[kept], far[kept], role="theory"),
-        Series("Theorem 5.11, corrected", layers, limit, role="bound"),
-    ]
-    deviation = exact(0.0)
-    if activation is not None:
-        mean, half = walk_pair(values, context, activation, norm="pre-rms", depth=depth, offset=offset)
-        seen = np.abs(mean - one.fixed_point) > 2 * half
-        seen &= layers % 3 == 0
-        series.insert(0, Series("networks", layers[seen], np.abs(mean - one.fixed_point)[seen], error=half[seen]))
-        deviation = apart_from(path, mean, half, samples=values["runs"])
-    return Panel("layer ℓ", "|ρ_ℓ − ρ*|", series, y_scale="log", title=title), deviation
-
-
 def measure_figure(values: Values, context: Context) -> Outcome:
     """Each case's sequence: where it ends from every start, how fast, and whether networks follow."""
     numbers: dict[str, Number] = {}
-    panels, curves, deviations = [], [], []
-    rho = np.linspace(-1, 1, 31)
+    panels, curves, deviations = [], [], [exact(0.0)]
+    start, depth, rho = values["start"], values["depth"], np.linspace(-1, 1, 31)
+    layers = np.arange(depth + 1)
     for index, (label, spec) in enumerate(values["maps"].items()):
         one = map_of(spec) if isinstance(spec, str) else map_of_weights(np.array(spec), name=label)
         activation = spec if isinstance(spec, str) else polynomial_activation(np.array(spec))
-        walked = None if label in values.get("not_walked", ()) else activation
         numbers[f"{label}_zero"] = exact(one.zero, error=1e-9)
         numbers[f"{label}_slope_one"] = exact(one.slope_one, error=1e-9)
         end = np.abs(iterate(one, grid(), values["far"])[-1] - one.fixed_point).max()
         numbers[f"{label}_farthest_end"] = exact(float(end), error=1e-9)
         if one.case == 3:
-            numbers[f"{label}_exponent"] = algebraic_exponent(one, values["start"], first=1000, last=10000)
+            numbers[f"{label}_exponent"] = algebraic_exponent(one, start, first=1000, last=10000)
         else:
-            numbers[f"{label}_rate_over_slope"] = scaled(local_rate(one, values["start"]), 1 / one.slope_fixed_point)
+            numbers[f"{label}_rate_over_slope"] = scaled(local_rate(one, start), 1 / one.slope_fixed_point)
         kind = f"case {one.case}" if label.startswith("case") else f"{label}, case {one.case}"
         title = f"{kind}: ρ* = {one.fixed_point:.4g}"
-        panel, deviation = draw_case(one, walked, values, context, offset=index, title=title)
-        panels.append(panel)
-        deviations.append(deviation)
+        path = iterate(one, np.array([start]), depth)[:, 0]
+        bound = theorem_5_11(
+            kappa_zero=one.zero, **fields_of(one, "slope_zero slope_one fixed_point slope_fixed_point"), start=start,
+            depth=depth,
+        )  # fmt: skip
+        limit = bound.curve / (1 + bound.curve) if one.case == 1 else bound.curve  # case 1 bounds |ρ|/(1 − |ρ|)
+        far = np.abs(path - one.fixed_point)
+        kept = far > 1e-8  # below, rounding
+        series = [
+            Series("κ", layers[kept], far[kept], role="theory"),
+            Series("Theorem 5.11, corrected", layers, limit, role="bound"),
+        ]
+        if label not in values.get("not_walked", ()):
+            mean, half = walk_pair(values, context, activation, norm="pre-rms", depth=depth, offset=index)
+            off = np.abs(mean - one.fixed_point)
+            seen = (off > 2 * half) & (layers % 3 == 0)
+            series.insert(0, Series("networks", layers[seen], off[seen], error=half[seen]))
+            deviations.append(apart_from(path, mean, half, samples=values["runs"]))
+        panels.append(Panel("layer ℓ", "|ρ_ℓ − ρ*|", series, y_scale="log", title=title))
         curves.append(Series(f"{label} (κ)", rho, one.kappa(rho), role="theory"))
     numbers["chain_deviation"] = highest(deviations)
     curves.append(Series("ρ", [-1, 1], [-1, 1], role="bound"))

@@ -99,7 +99,12 @@ class Monitor:
             raise UsageError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}", hint="step()")
         if scaler is not None and not hasattr(scaler, "get_scale"):
             raise UsageError(f"expected a torch.amp.GradScaler, got {type(scaler).__name__}")
-        self._sinks = _as_sinks(sinks)
+        given: list[Any] = [sinks] if isinstance(sinks, Sink) else list(sinks)
+        for sink in given:
+            if not isinstance(sink, Sink):
+                told = f"expected sinks with write and close, got {type(sink).__name__}"
+                raise UsageError(told, hint="JsonLines('run.jsonl')")
+        self._sinks: list[Sink] = given
         self._model = model
         # a trainer may give the module inside of DistributedDataParallel: averaged or not, .grad has it at the end
         reduced = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -295,13 +300,3 @@ def _is_first_process() -> bool:
     """Whether this process measures: of several that train one model the first, its shard and everyone's gradient."""
     distributed = torch.distributed
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
-
-
-def _as_sinks(sinks: Sink | Sequence[Sink]) -> list[Sink]:
-    found = [sinks] if isinstance(sinks, Sink) else list(sinks)
-    for sink in found:
-        if not isinstance(sink, Sink):
-            raise UsageError(
-                f"expected sinks with write and close, got {type(sink).__name__}", hint="JsonLines('run.jsonl')"
-            )
-    return found
