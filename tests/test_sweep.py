@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -18,7 +19,7 @@ from sounding.cli import cli
 from sounding.cli.verbs import prepare, run_verb
 from sounding.errors import InterruptedRun, MissingExtraError, UsageError
 from sounding.files import locked
-from sounding.sweeping import Call, Spec, Store, open_executor, read_spec, run_sweep
+from sounding.sweeping import Call, Spec, Store, hand, open_executor, read_spec, run_sweep
 from sounding.sweeping.pictures import make_picture
 from sounding.sweeping.table import read_table
 from tolerance import TOLERANCE
@@ -65,6 +66,12 @@ def test_one_table_from_this_process_and_from_processes(verb: str, tmp_path: Pat
     assert tables[0] == tables[1]
     assert len(tables[0].splitlines()) == 1 + 2 * len(next(iter(axis.values())))
     assert "seconds" not in tables[0]
+
+
+def test_numbers_of_numpy_and_torch_become_columns() -> None:
+    torch = pytest.importorskip("torch")
+    found = {"a": torch.tensor(1.5), "b": np.float32(2), "c": np.array([3]), "d": torch.ones(2), "e": np.ones(2)}
+    assert dict(hand._flat(found)) == {"a": 1.5, "b": 2.0, "c": 3}
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:

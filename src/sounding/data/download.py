@@ -53,7 +53,7 @@ def download(remote: Remote, target: Path, *, progress: Progress | None = None) 
                 _fetch(url, remote, part, progress)
                 if md5_of(part) != remote.md5:
                     told = f"sent other bytes than the published ones (kept as {set_aside(part).name})"
-                    raise _Refused(told, final=attempt > 0)
+                    raise _Refused(told, final=attempt > 0)  # the same other bytes twice are no accident of the line
                 os.replace(part, target)
                 return
             except _Refused as refusal:
@@ -106,10 +106,10 @@ def _fetch(url: str, remote: Remote, part: Path, progress: Progress | None) -> N
             start, total = _read_head(response, offset, remote)
             with part.open("r+b" if start else "wb") as stream:
                 stream.seek(start)
-                stream.truncate()
+                stream.truncate()  # a server that ignores the range sends what is there once more
                 arrived = _receive(response, stream, remote, start, total, progress)
                 stream.flush()
-                os.fsync(stream.fileno())
+                os.fsync(stream.fileno())  # or a crash could leave a file of the right length with holes
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 416 and offset:

@@ -105,7 +105,7 @@ def make_npz(request: Request) -> Dataset:
         test_labels=test_labels,
         classes=int(max(labels.max(), test_labels.max())) + 1,
         mean=(values.mean().item(),),
-        std=(values.std(correction=0).item() or 1.0,),
+        std=(values.std(correction=0).item() or 1.0,),  # constant inputs have no deviation to divide by
     )
 
 

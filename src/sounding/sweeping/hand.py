@@ -5,6 +5,7 @@ It ends when its input ends, in the middle of a task too, so that no task outliv
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -61,8 +62,9 @@ def _flat(found: Mapping[str, Any], prefix: str = "") -> Any:
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
             continue
-        if hasattr(value, "item") and getattr(value, "size", 2) in (1, ()):  # a number of numpy or torch
-            value = value.item()
+        if hasattr(value, "item"):  # a number of numpy or torch; an array of several has no single one
+            with contextlib.suppress(ValueError, RuntimeError):
+                value = value.item()
         if isinstance(value, float):
             yield f"{prefix}{name}", value if math.isfinite(value) else str(value)
         elif value is None or isinstance(value, bool | int | str):
@@ -90,7 +92,7 @@ def main() -> None:
     def listen() -> None:
         for line in sys.stdin:
             lines.put(line)
-        os._exit(0)
+        os._exit(0)  # an exit of this thread alone would leave the task running
 
     threading.Thread(target=listen, daemon=True).start()
     while True:
