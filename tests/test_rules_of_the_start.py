@@ -353,3 +353,15 @@ def test_a_network_without_any_rule_is_read_as_an_empty_page() -> None:
     assert "0 of 0 weight layers have a rule" in page
     theory = sounding.check(Rows(), (who, who), torch.randn(12), theory=True).profile.settings["theory"]
     assert theory["reading"].startswith("nothing that a module")
+
+
+@pytest.mark.parametrize("gain", [1.0, 0.25])
+def test_one_matrix_off_the_law_of_all_others_is_said_though_it_has_a_law(gain: float) -> None:
+    """Xavier's law of 8 inputs and 512 outputs is He's law of the transpose."""
+    torch.manual_seed(0)
+    sizes = [(8, 512), *[(512, 64)] * 3, (64, 8), (8, 8)]
+    model = nn.Sequential(*(nn.Linear(*pair) for pair in sizes))
+    with torch.no_grad():
+        model[0].weight.mul_(gain)
+    found = [one for one in sounding.audit(model).findings if one.kind == "odd_scale"]
+    assert [(one.parameter, one.severity) for one in found] == ([] if gain == 1 else [("0.weight", "low")])

@@ -424,3 +424,46 @@ def test_targets_that_a_loss_of_differences_takes_in_another_unit_are_said() -> 
     for factor, severity in ((1.0, None), (1e4, "low")):
         findings = sounding.check(model, inputs, factor * rows, loss=loss, theory=True).verdict.findings
         assert {one.kind: one.severity for one in findings}.get("start_loss") == severity
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_mean_that_is_added_to_its_places_is_no_loss_of_them(kept: bool) -> None:
+    class Context(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = functional.gelu(self.first(x)).unflatten(1, (2, 3))  # an image, channels last
+            mean = x.mean((1, 2), keepdim=True).expand_as(x)
+            return self.out(functional.gelu(x + self.second(mean) if kept else self.second(mean)))
+
+    assert (kinds(Context(), tokens()).get("token_collapse") == "medium") is not kept
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.01])
+def test_counts_that_are_added_as_they_come_are_said(factor: float) -> None:
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(8, WIDTH), nn.Linear(WIDTH, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.words(x) + factor * torch.arange(x.shape[1])[:, None])
+
+    words = torch.randint(8, (SAMPLES, 40), generator=seeded(2))
+    assert ("huge_signal" in kinds(Counted(), words)) is (factor == 1)
+
+
+@pytest.mark.parametrize("factor", [1.0, 60.0])
+def test_a_softmax_of_sums_that_leaves_one_entry_is_said(factor: float) -> None:
+    class Neighbours(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.value = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = factor * functional.leaky_relu(self.into(x) + self.into(x).mT)
+            return x + scores.softmax(-1) @ self.value(x)
+
+    assert (kinds(Neighbours(), tokens()).get("entropy_collapse") == "low") is (factor > 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from statistics import median, median_low
 
 import torch
@@ -18,6 +19,7 @@ DENORMAL = 1.2e-38
 WILD = 1e6  # the largest entry over the median one: 5 for a Gaussian, 40 for the heaviest law in use
 MANY = 4  # places off every law from which on it is the network's law that is odd, and not each of them
 FANS = 4  # layers that agree on a law before all of them are told to have the wrong fan
+OWN = ("PyTorch's default", "He", "LeCun", "Xavier")  # laws of a network's own, in which fans enter
 LEAST = 16  # entries below which a law cannot be told from chance
 DRAWN = ("gaussian", "uniform", "truncated", "orthogonal")
 Finder = Callable[[Start], Iterator[Finding]]
@@ -221,6 +223,22 @@ def find_odd_scales(start: Start) -> Iterator[Finding]:
     yield from [max(by_law, key=lambda item: item[0])[1]] if many else [finding for _, finding in by_law]
 
 
+def find_own_law(start: Start) -> Iterator[Finding]:
+    """One matrix far from the law that every other one follows, though it may fit another law by chance of its fans."""
+    drawn = [one for one in start.parameters if one.kind in ("linear", "convolution") and one.entries >= LEAST]
+    drawn = [one for one in drawn if one.scale > 0 and one is not start.last]  # a head may start small
+    for law in OWN if len(drawn) > MANY else ():
+        off = [one for one in drawn if not one.fits(known_laws(one, start)[law])]
+        if len(off) == 1:
+            usual = known_laws(off[0], start)[law]
+            factor = max(off[0].scale / usual, usual / off[0].scale)
+            if factor >= THRESHOLDS.odd_scale:
+                by = name_law(off[0], start)
+                source = f"{law}, as {len(drawn) - 1} other layers have" + (f"; it has {by}" if by else "")
+                found = _odd(off[0], factor, usual, source, 1)
+                yield replace(found, severity="low")  # no training lost to a law that is known
+
+
 def _odd(one: Parameter, factor: float, usual: float, source: str, count: int) -> Finding:
     """The finding about a scale that is too large or too small."""
     large, logits = one.scale > usual, one.scale * one.fan_in**0.5
@@ -409,5 +427,5 @@ def _name(parameters: list[Parameter]) -> str:
 
 FINDERS: tuple[Finder, ...] = (
     find_not_finite, find_never_written, find_constant, find_clones, find_ties, find_exchanged, find_odd_scales,
-    find_norm_weights, find_biases, find_config_law,
+    find_own_law, find_norm_weights, find_biases, find_config_law,
 )  # fmt: skip

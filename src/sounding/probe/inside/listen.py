@@ -150,8 +150,9 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "add" and len(args) > 1 and all(isinstance(one, Tensor) for one in args[:2]):
             marks = [self._marks.get(key, ("",))[0] for key in _keys(args[:2])]
             if len(marks) == 2 and SCORES not in marks and made[0].dim() > 1:
+                grown = [one.requires_grad or self._is_learned(one) for one in args[:2]]
                 with _disable_current_modes():
-                    self.oddities.note_sum(args, [one == WEIGHT for one in marks], self.calls(), axis=self._axis)
+                    self.oddities.note_sum(args, [one == WEIGHT for one in marks], grown, self.calls(), self._axis)
         changes = not fresh and bool(made) and name in ("add", "mul", "copy")
         if fresh or changes or not made:
             self._read.update(dict.fromkeys(taken, self._time))
@@ -167,8 +168,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in ("mm", "addmm") and WEIGHT in (self._marks.get(key, ("",))[0] for key in taken):
             self._note_given(args[-2])
         source, factor = self._scaled(name, args, made)
-        learned = any(key in self._learned for key in taken)
-        learned = learned or (name in LAYERS and any(key in self._trained for key in taken))
+        learned = any(key in self._learned or (name in LAYERS and key in self._trained) for key in taken)
         # of a shape alone, and of comparisons, nothing could be learned
         of_shapes = name.endswith("_like") or name.startswith("new_")
         learned = learned and not of_shapes and all(one.is_floating_point() for one in made)
@@ -270,7 +270,9 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         found = next((mark for mark in marks if mark is not None and mark[0] != WEIGHT), None)
         if name in SOFTMAX and args[0].dim() > 1:
-            self.oddities.note_softmax(args[0], args[1], self.calls(), batch=self._batch(), batch_axis=self._axis)
+            made = out if found is None or found[0] != SCORES else None  # of attention, scores are looked at below
+            with _disable_current_modes():
+                self.oddities.note_softmax(*args[:2], made, self.calls(), self._batch(), self._axis)
         if found is not None and found[0] == LOGITS:
             return found if name in ROUTED else None
         if found is not None and found[0] == SCORES and name in SOFTMAX:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -18,6 +19,9 @@ GATES = frozenset({"sigmoid", "silu", "hardsigmoid", "softplus", "gelu"})  # wha
 SHUT = 1e-3  # of what a gate multiplies: steps of a state space start there, at the least (0.001 to 0.1)
 SAMPLES = 16  # of a batch that activations are looked at for
 DROWNING = 40.0  # positions over tokens: sines beside tokens of a standard deviation of 0.02 are at 35, and train
+COPYING = frozenset({"clone", "copy", "_to_copy", "repeat"})
+HIDDEN, SOLE = 1e3, 0.99  # scores so far below the largest are masked; the share of an entry that leaves none
+COUNTED = 10.0  # the size of what was counted (steps, places, pixels) and not scaled
 LOOKUPS = frozenset({"embedding"})
 # What a network consists of that only multiplies by weights, adds and rearranges.
 PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution"})
@@ -140,6 +144,15 @@ SENTENCES: dict[str, Sentence] = {
         "an activation between layers",
         "none",
     ),
+    "hard": Sentence(
+        "entropy_collapse",
+        "low",
+        "The softmax at {name} gives nearly all to one entry in most rows: what goes into it is so large that hardly "
+        "any gradient comes back to what chooses",
+        "divide what goes into the softmax by its size, or mask by −∞ in place of adding a mask of zeros and ones",
+        "weights that are shared among entries",
+        "one entry that gets all",
+    ),
     "cut": Sentence(
         "detached",
         "low",
@@ -185,7 +198,7 @@ SENTENCES: dict[str, Sentence] = {
         "rows that do not know of each other",
         "{0}",
     ),
-    "merged": Sentence(
+    "pooled": Sentence(
         "token_collapse",
         "medium",
         "From {name} on all positions of a sequence hold the same: what told them apart is gone, as if they had been "
@@ -204,7 +217,16 @@ SENTENCES["all alike"] = SENTENCES["alike"]._replace(
     "look for units that are zero, or flat, for every sample",
     found="the same output for every sample",
 )
-SENTENCES["merged_for_a_while"] = SENTENCES["merged"]._replace(severity="low")
+
+
+@dataclass
+class Mean:
+    """A mean over places: of which shape it is, whether nothing else has read what it is of, and at which call a layer
+    was given it in the place of that."""
+
+    shape: tuple[int, ...]
+    alone: bool
+    at: int | None = None
 
 
 class Oddities:
@@ -222,6 +244,10 @@ class Oddities:
         self._products, self._straight = 0, True
         self._rows: dict[int, int] = {}  # by storage: products by weights since the last bend on every way to it
         self._row: int | None = None  # where a row of too many ended
+        self._readers: dict[int, int] = {}  # by storage: how many operations have read it
+        self._means: dict[int, Mean] = {}  # by storage
+        self._sources: dict[int, Mean] = {}  # by the storage that it was taken of
+        self._all_means: list[Mean] = []
 
     def tell(self, at: int, key: str, *words: int | str) -> None:
         """Something is to be said of a call."""
@@ -254,6 +280,7 @@ class Oddities:
         features = self._stride_of_features(name, args, made)
         if name in PRODUCTS and name != "convolution":
             self._look_at_weights(args[-2:], at)
+        self._look_at_means(name, args, made, taken, fresh, at)
         for key in fresh:
             for kept in (self._bent, self._features, self._shares):
                 kept.pop(key, None)
@@ -270,6 +297,29 @@ class Oddities:
             name = "mul_by_number"
         self._straight = self._straight and name in STRAIGHT
         self._count_row(name, args, made, fresh, signals, at)
+
+    def _look_at_means(
+        self, name: str, args: Any, made: Sequence[Tensor], taken: list[int], fresh: list[int], at: int
+    ) -> None:
+        """Note what a mean over places stands for in front of a layer, where nothing else has read what it is of."""
+        if name in PRODUCTS or name == "native_layer_norm":
+            for tensor in (one for one in args if isinstance(one, Tensor)):
+                mean = self._means.get(key_of(tensor))
+                if mean is not None and mean.at is None and tensor.numel() == math.prod(mean.shape):
+                    mean.at = at
+        known = self._means.get(taken[0]) if taken and name in COPYING else None
+        for key in taken if fresh else ():
+            self._readers[key] = self._readers.get(key, 0) + 1
+            if key in self._sources:
+                self._sources[key].alone = False
+        if name == "mean" and made[0].dim() == args[0].dim() > 2 and made[0].shape[-1] == args[0].shape[-1]:
+            known = self._sources[taken[0]] = Mean(tuple(args[0].shape), alone=self._readers[taken[0]] == 1)
+            self._all_means.append(known)
+        for key in fresh:
+            for kept in (self._readers, self._sources, self._means):
+                kept.pop(key, None)
+            if known is not None:
+                self._means[key] = known
 
     def _count_row(
         self, name: str, args: Any, made: Sequence[Tensor], fresh: list[int], signals: list[int], at: int
@@ -322,22 +372,33 @@ class Oddities:
             if shared is not None and one.shape[axis] > 1 and one.stride(axis) != shared and shared in one.stride():
                 self.tell(at, "queries")
 
-    def note_sum(self, args: Any, weights: Sequence[bool], at: int, *, axis: int) -> None:
-        """Look at a sum of two tensors, of which a table may drown what differs between samples."""
+    def note_sum(self, args: Any, weights: Sequence[bool], grown: Sequence[bool], at: int, axis: int) -> None:
+        """Look at a sum of two tensors, of which a table or a raw count, grown from no weights, may drown the other."""
         pair = args[:2]
+        sizes = [float(one.detach().float().square().mean()) ** 0.5 for one in pair]
+        raw = [not (weight or by_weights) for weight, by_weights in zip(weights, grown, strict=True)]
+        if sum(raw) == 1:
+            count, other = sizes[raw.index(True)], sizes[raw.index(False)]
+            if COUNTED < count < math.inf and count > THRESHOLDS.odd * other > 0:
+                self.tell(at, "given", f"{count:.3g}")
         if not any(weights) and not all(key_of(one) in self._tables for one in pair):
             return
         rank = max(one.dim() for one in pair)
         fixed = [weight or _is_fixed(one, axis, rank) for one, weight in zip(pair, weights, strict=True)]
-        if sum(fixed) != 1 or sum(size > 1 for size in pair[fixed.index(True)].shape) < 2:
-            return
-        table, other = (float(pair[fixed.index(which)].detach().float().square().mean()) for which in (True, False))
-        if DROWNING**2 * other < table < math.inf and other > 0:
-            self.tell(at, "drowned")
+        if sum(fixed) == 1 and sum(size > 1 for size in pair[fixed.index(True)].shape) > 1:
+            table, other = (sizes[fixed.index(which)] for which in (True, False))
+            if DROWNING * other < table < math.inf and other > 0:
+                self.tell(at, "drowned")
 
-    def note_softmax(self, scores: Tensor, axis: int, at: int, *, batch: int, batch_axis: int) -> None:
-        """Look at the axis of a softmax."""
-        if axis % scores.dim() == batch_axis and scores.shape[batch_axis] == batch > 1 and scores.numel() > batch:
+    def note_softmax(self, scores: Tensor, axis: int, weights: Tensor | None, at: int, batch: int, first: int) -> None:
+        """Look at the axis of a softmax and, given what it made, at the share of the largest entry among those that no
+        mask hides."""
+        if weights is not None:
+            given, made = (one.detach()[:SAMPLES].movedim(axis, -1).float() for one in (scores, weights))
+            largest = made.amax(-1)[(given > given.amax(-1, keepdim=True) - HIDDEN).sum(-1) > 1]
+            if largest.numel() and float((largest > SOLE).float().mean()) >= THRESHOLDS.flat:
+                self.tell(at, "hard")
+        if axis % scores.dim() == first and scores.shape[first] == batch > 1 and scores.numel() > batch:
             self.tell(at, "batch")
 
     def note_norm(self, module: nn.Module, tensor: Tensor, at: int) -> None:
@@ -355,6 +416,7 @@ class Oddities:
     def told(self) -> Iterator[Note]:
         """Everything noted; that a network is linear is known at its end."""
         yield from self.found
+        yield from ((mean.at, "pooled", ()) for mean in self._all_means if mean.alone and mean.at is not None)
         if self._straight and self._products >= LAYERS:
             yield 0, "straight", ()
         elif self._row is not None:

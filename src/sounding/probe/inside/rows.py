@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,6 @@ from sounding.probe.inside.attention import MEASURES, Attention
 from sounding.probe.inside.gates import MEASURES as GATE_MEASURES
 from sounding.probe.inside.gates import Gates
 from sounding.probe.inside.listen import Inside
-from sounding.probe.inside.oddities import Note
 from sounding.probe.inside.precision import MEASURES as RANGE_MEASURES
 from sounding.probe.inside.precision import Range, own_headroom, sizes_of
 from sounding.probe.inside.router import MEASURES as ROUTER_MEASURES
@@ -29,7 +28,6 @@ from sounding.profile import Row
 
 GRADIENTS = tuple(f"{name}_gradient_log_norm" for name in ("query", "key", "value"))
 HEADS = tuple(f"head_{name}" for name in MEASURES)
-ALONE, APART = 1e-5, 1.1  # participation ratios beyond 1 of equal tokens in float32, and of tokens that differ
 SAME = 0.01  # up to which a side input is no larger than the main one, of which another rule speaks
 INSIDE = frozenset({*MEASURES, *HEADS, *GRADIENTS, *STREAM_MEASURES, *GATE_MEASURES, *ROUTER_MEASURES, *RANGE_MEASURES})
 
@@ -76,7 +74,7 @@ def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
     by_hand = inside.written.measures()
     for name, values in by_hand.items():
         found.append(Seen(places.get(name, 0), name, "gates", values | _rate_through_time(one.calls, name)))
-    notes = [*inside.oddities.told(), *_merged_tokens(one.calls)]
+    notes = [*inside.oddities.told()]
     largest = max(THRESHOLDS.huge_input**2, (1 + SAME) * one.input.get("mean_square", 0.0))
     notes += [(at, "given", (f"{math.sqrt(size):.3g}",)) for at, size in inside.given.items() if size > largest]
     names = [call.name for call in one.calls]
@@ -89,21 +87,6 @@ def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
         layer = places[one.calls[max(odd.at - 1, 0)].name]
         found.append(Seen(layer, odd.block, "block", {}, shape=(odd.siblings, odd.missing, odd.extra)))
     return sorted(found, key=lambda seen: seen.layer)
-
-
-def _merged_tokens(calls: Sequence[OpenCall]) -> Iterator[Note]:
-    """The first call from which on the positions of each sample are the same, though they were not before it, and
-    whether they stay so to the last call that has positions."""
-    known = [
-        (at, call.values["token_participation_ratio"]) for at, call in enumerate(calls)
-        if "token_participation_ratio" in call.values and 1 < call.positions < call.features
-        and call.values.get("distinct_share", 0.0) > ALONE  # a layer of zeros gives the same to every sample as well
-    ]  # fmt: skip
-    for index in range(1, len(known)):
-        at, ratio = known[index]
-        if ratio <= 1 + ALONE and known[index - 1][1] > APART:
-            yield at, "merged" if all(later <= 1 + ALONE for _, later in known[index:]) else "merged_for_a_while", ()
-            return
 
 
 def rows_of(passes: Sequence[tuple[Pass, Inside]], *, source: str) -> tuple[tuple[Row, ...], list[Seen]]:
