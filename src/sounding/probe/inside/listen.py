@@ -85,7 +85,6 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.gates: list[Gates] = []
         self.routers: list[Router] = []
         self.ranges: list[Range] = []
-        self._mixed = False
         self.additions: list[Addition] = []
         self.given: dict[int, float] = {}  # mean squares of what layers are given as it comes, by the calls before them
         self.unread = 0.0  # the largest share of different tokens, or of positions, that no gradient comes back to
@@ -356,8 +355,8 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _mix(self, name: str, args: Any) -> None:
         """Note the first product or sum in which rows of the batch meet: a graph, or a batch axis that is not one."""
         size = self._batch()
-        if self._mixed or size < 2 or len(args) < 2:
-            return
+        if size < 2 or len(args) < 2 or any(key == "mixing" for _, key, _ in self.oddities.found):
+            return  # the first one is enough
         left, right, how = args[-2], args[-1], ""
         if name in MIXERS and isinstance(left, Tensor) and isinstance(right, Tensor) and right.dim() == left.dim() == 2:
             weighs = any(self._marks.get(key, ("",))[0] == WEIGHT for key in _keys([right]))
@@ -369,7 +368,6 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if args[0].shape[0] == size and repeated and args[0].is_floating_point():
                 how = "rows are added to one another by an index, as along the edges of a graph"
         if how:
-            self._mixed = True  # the first one is enough
             self.oddities.tell(self.calls() - 1, "mixing", how)
 
     def _open_gates(self, module: nn.Module, args: Any) -> None:
