@@ -271,7 +271,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in SOFTMAX and args[0].dim() > 1:
             made = out if found is None or found[0] != SCORES else None  # of attention, scores are looked at below
             with _disable_current_modes():
-                self.oddities.note_softmax(*args[:2], made, self.calls(), self._batch(), self._axis)
+                self.oddities.note_softmax(args[0], args[1], made, self.calls(), self._batch(), self._axis)
         if found is not None and found[0] == LOGITS:
             return found if name in ROUTED else None
         if found is not None and found[0] == SCORES and name in SOFTMAX:
