@@ -1,0 +1,102 @@
+"""What is noted at single operations: sums that hold a stream twice, means in the place of what they are of, counts
+that are added as they come, a softmax that leaves one entry; and what looks like them and is meant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sounding
+from generators import seeded
+from test_structure_rules import SAMPLES, WIDTH, kinds, tokens
+
+
+class Around(nn.Module):
+    """Two branches around which the signal goes once, or once more at the end."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.again = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), again
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = x + self.first(x).tanh()
+        out = out + self.second(out).tanh()
+        return x + out if self.again else out
+
+
+@pytest.mark.parametrize("odd", [None, 2])
+def test_a_block_that_adds_its_input_to_what_holds_it_already_is_named(odd: int | None) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Around(index == odd) for index in range(4)), nn.Linear(WIDTH, 1))
+    findings = sounding.check(model, tokens(), theory=True).verdict.findings
+    assert [one.layer for one in findings if one.kind == "odd_branch" and one.found == "2"] == (
+        [] if odd is None else ["2.second"]
+    )
+
+
+@pytest.mark.parametrize(("odd", "found"), [(None, []), (2, ["2"]), (0, []), (3, [])])
+def test_of_three_blocks_one_that_forgets_to_bend_is_named(odd: int | None, found: list[str]) -> None:
+    torch.manual_seed(0)
+    parts = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(3)]
+    if odd is not None:
+        parts[max(odd - 1, 0)][1] = nn.Identity()
+    model = nn.Sequential(parts[0], nn.Dropout(0.0), *parts[1:], nn.Linear(WIDTH, 1))
+    findings = sounding.check(model, tokens(), theory=True).verdict.findings
+    assert [one.layer for one in findings if "computes something else" in one.why] == found
+
+
+def test_targets_that_a_loss_of_differences_takes_in_another_unit_are_said() -> None:
+    model, inputs = nn.Linear(WIDTH, 1), torch.randn(SAMPLES, WIDTH, generator=seeded(0))
+    rows = torch.randn(SAMPLES, 2, generator=seeded(1))
+
+    def loss(out: Tensor, wanted: Tensor) -> Tensor:
+        return functional.smooth_l1_loss(out[:, 0], wanted[:, 1])
+
+    for factor, severity in ((1.0, None), (1e4, "low")):
+        findings = sounding.check(model, inputs, factor * rows, loss=loss, theory=True).verdict.findings
+        assert {one.kind: one.severity for one in findings}.get("start_loss") == severity
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_mean_that_is_added_to_its_places_is_no_loss_of_them(kept: bool) -> None:
+    class Context(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = functional.gelu(self.first(x)).unflatten(1, (2, 3))  # an image, channels last
+            mean = x.mean((1, 2), keepdim=True).expand_as(x)
+            return self.out(functional.gelu(x + self.second(mean) if kept else self.second(mean)))
+
+    assert (kinds(Context(), tokens()).get("token_collapse") == "medium") is not kept
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.01])
+def test_counts_that_are_added_as_they_come_are_said(factor: float) -> None:
+    class Counted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(8, WIDTH), nn.Linear(WIDTH, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.words(x) + factor * torch.arange(x.shape[1])[:, None])
+
+    words = torch.randint(8, (SAMPLES, 40), generator=seeded(2))
+    assert ("huge_signal" in kinds(Counted(), words)) is (factor == 1)
+
+
+@pytest.mark.parametrize("factor", [1.0, 60.0])
+def test_a_softmax_of_sums_that_leaves_one_entry_is_said(factor: float) -> None:
+    class Neighbours(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.value = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = factor * functional.leaky_relu(self.into(x) + self.into(x).mT)
+            return x + scores.softmax(-1) @ self.value(x)
+
+    assert (kinds(Neighbours(), tokens()).get("entropy_collapse") == "low") is (factor > 1)
