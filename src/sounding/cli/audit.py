@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import sounding
 from sounding.cli.options import SEED, json_beside, quiet_option
 from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, working
 from sounding.cli.sweep import FOLDER, engine
@@ -85,12 +86,11 @@ def _audit(target: str, seed: int, *, quiet: bool) -> Audit:
     import torch
 
     from sounding.cli.target import load_target
-    from sounding.start.audit import audit as audit_network
 
     with working(f"looking at {target}", quiet=quiet), torch.random.fork_rng():
         # the command line is the edge: here, and nowhere in the library, a seed is set
         torch.manual_seed(seed)
-        found = audit_network(load_target(target))
+        found = sounding.audit(load_target(target))
         return replace(found, findings=tuple(finding.for_target(target) for finding in found.findings))
 
 

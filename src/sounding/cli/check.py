@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import sounding
 from sounding.cli.options import file_option, json_beside, quiet_option
 from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, require_writable, say, working
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
@@ -134,9 +135,7 @@ def check(
 
         append_summary(reports, summary, trials=trials)
     if html is not None:
-        from sounding.report import write_html
-
-        write_html(reports, html)
+        sounding.write_html(reports, html)
         if not quiet:
             with despite_a_closed_pipe():
                 prose.print(f"\nReport: {html}", markup=False, soft_wrap=True)
@@ -182,9 +181,7 @@ def _choose_subjects(target: str | None, wanted: Wanted) -> list[Subject]:
         return [Subject(target, lambda: wanted.load(target), target)]
 
     def make(norm: Any) -> nn.Module:
-        from sounding.models import Mlp
-
-        return Mlp(EXAMPLE_INPUT, 10, depth=EXAMPLE_DEPTH, width=EXAMPLE_WIDTH, norm=norm)
+        return sounding.models.Mlp(EXAMPLE_INPUT, 10, depth=EXAMPLE_DEPTH, width=EXAMPLE_WIDTH, norm=norm)
 
     name, same = f"{EXAMPLE_DEPTH}-layer ReLU network", f"mlp,depth={EXAMPLE_DEPTH},width={EXAMPLE_WIDTH}"
     return [Subject(name, lambda: make("none"), same),
@@ -228,7 +225,6 @@ def measure(
     `quiet`, a line on stderr says that theory is running when it takes long.
     """
     from sounding.models.hf import describe_hf
-    from sounding.probe.check import check as check_network
 
     with opened(wanted, subject.make, tell=tell) as at:
         (model,) = at.models
@@ -245,7 +241,7 @@ def measure(
                 clock.start()
 
         try:
-            report = check_network(
+            report = sounding.check(
                 model,
                 inputs,
                 targets,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+import sounding
 from sounding.cli.options import file_option, json_beside, quiet_option
 from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, require_writable, working
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
@@ -49,11 +50,9 @@ def compare(
     that fails; 4 not known (no layer of the one belongs to a layer of the other).
     """
     require_writable(html)
-    from sounding.probe.compare import compare as compare_networks
-
     makes = (lambda: wanted.load(a), lambda: wanted.load(b))
     with working(f"comparing {a} and {b}", quiet=quiet) as tell, opened(wanted, *makes, tell=tell) as at:
-        result = compare_networks(
+        result = sounding.compare(
             at.models[0],
             at.models[1],
             at.chosen.batch.given,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import sounding
 from sounding.cli.options import presented
 from sounding.cli.output import draw, print_json, say, working
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
@@ -42,8 +43,6 @@ def depth(
     Exit codes: 0 nothing grows or falls faster than depth (settings transfer from depth to depth), 1 something does,
     2 wrong usage, 4 not known.
     """
-    from sounding.reader.depth import depth as look
-
     # made once, and not before the seed is set
     found = functools.cache(lambda: _choose(target, wanted))
 
@@ -52,7 +51,7 @@ def depth(
         return found()(depth=start or max(1, to // 4)) if inspect.isfunction(found()) else found()
 
     with working("loading", quiet=as_json) as tell, opened(wanted, example, tell=tell) as at:
-        result = look(
+        result = sounding.depth(
             found(),
             at.chosen.batch.inputs,
             at.chosen.batch.targets,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import sounding
 from sounding.cli.check import LEAST_REPEAT
 from sounding.cli.options import file_option, json_beside, quiet_option
 from sounding.cli.output import console, print_json, require_writable, say, working
@@ -154,8 +155,6 @@ def _repair(
 ) -> tuple[Plan, Recommendation | None, dict[str, Any]]:  # fmt: skip
     """The plan of a network's cure, what was recommended if auto looked for it among all, and what it was tried on."""
     from sounding.repair.methods import choose_methods
-    from sounding.repair.plan import plan as make_plan
-    from sounding.repair.recommend import recommend
 
     if method != AUTO:
         choose_methods(method, options)  # refuses a name or an option that is wrong before the network is made
@@ -172,7 +171,7 @@ def _repair(
         recommendation = None
         methods: Any = method
         if method == AUTO:
-            recommendation = recommend(
+            recommendation = sounding.recommend(
                 model,
                 batch.given,
                 batch.targets,
@@ -182,7 +181,7 @@ def _repair(
             )
             methods, options = recommendation.best.methods, recommendation.best.options
         tell(f"trying {methods if isinstance(methods, str) else ', '.join(methods)}")
-        plan = make_plan(
+        plan = sounding.plan(
             model,
             batch.given,
             batch.targets,

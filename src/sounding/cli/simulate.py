@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import sounding
 from sounding.cli.options import SEED, json_option, quiet_option
 from sounding.cli.output import console, print_json, progress_over, say
 from sounding.cli.settings import parse_numbers, take_old_names
@@ -119,17 +120,15 @@ def _run(
     """The simulations, one for each law where several were asked for."""
     import torch
 
-    from sounding import chain
-
     generator = torch.Generator()
     generator.manual_seed(generator.seed() if seed is None else seed)  # seed() takes one from the machine
     options["generator"] = generator
     if many:
         batch_sizes = sizes[0] if len(sizes) == 1 else sizes
-        return chain.simulate_many(widths=widths, batch_sizes=batch_sizes, residuals=residuals, **options)
+        return sounding.chain.simulate_many(widths=widths, batch_sizes=batch_sizes, residuals=residuals, **options)
     if len(sizes) != 1:
         raise UsageError(f"expected one batch size per width, got {len(sizes)} for one width")
-    return (chain.simulate(width=widths[0], batch_size=sizes[0], residual=residuals[0], **options),)
+    return (sounding.simulate(width=widths[0], batch_size=sizes[0], residual=residuals[0], **options),)
 
 
 def _print_table(simulation: Simulation, *, error: float | None) -> None:

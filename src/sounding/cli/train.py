@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import sounding
 from sounding.cli.options import SEED, file_option, json_option, quiet_option
 from sounding.cli.output import console, new_table, print_json, require_writable, say
 from sounding.cli.settings import parse_numbers
@@ -102,7 +103,6 @@ def train(model: str, dataset: str, **options: Any) -> int:
     Exit codes: 0 done, 2 wrong usage, 130 interrupted and 143 terminated (what was trained is printed and
     kept).
     """
-    from sounding.data import load_dataset
     from sounding.train.checkpoint import previous_of
 
     require_writable(options["out"], options["plot"])
@@ -111,7 +111,7 @@ def train(model: str, dataset: str, **options: Any) -> int:
     recipe = _recipe(options)
     fixed, vary = _grid_options(model, options)
     device = require_device(options["device"])
-    data = load_dataset(dataset, device=device)
+    data = sounding.data.load_dataset(dataset, device=device)
     grid = _grid(model, data, options, fixed, vary)
     path = options["checkpoint"] or _default_checkpoint(model, dataset, options)
     if options["fresh"]:
@@ -137,22 +137,19 @@ def train(model: str, dataset: str, **options: Any) -> int:
 
 
 def _recipe(options: Mapping[str, Any]) -> Recipe:
-    from sounding.data import Augmentation
-    from sounding.train import Recipe
-
     evaluate = options["evaluate"]
     if evaluate not in ("epoch", "end"):
         if not evaluate.replace(",", "").replace(" ", "").isdecimal():
             raise UsageError(f"--evaluate takes epoch, end, or steps such as 0,10,100, got {evaluate!r}")
         evaluate = tuple(parse_numbers("--evaluate", evaluate, kind=int))
     typed = {
-        "augment": Augmentation() if options["augment"] else None,
+        "augment": sounding.data.Augmentation() if options["augment"] else None,
         "evaluate": evaluate,
         "betas": tuple(parse_numbers("--betas", options["betas"], kind=float)),
         "eps": options["optimizer_eps"],  # --eps is the norm's
     }
-    known: dict[str, Any] = {field.name: options.get(field.name) for field in fields(Recipe)}
-    return Recipe(**known | typed)
+    known: dict[str, Any] = {field.name: options.get(field.name) for field in fields(sounding.train.Recipe)}
+    return sounding.train.Recipe(**known | typed)
 
 
 def _grid_options(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
@@ -182,15 +179,13 @@ def _grid_options(model: str, options: Mapping[str, Any]) -> tuple[dict[str, Any
 
 
 def _grid(model: str, data: Any, options: Mapping[str, Any], fixed: dict[str, Any], vary: dict[str, list[Any]]) -> Grid:
-    from sounding.train import make_grid
-
     rates = parse_numbers("--lr", options["rates"], kind=float)
     seeds = parse_numbers("--seeds", options["seeds"].removesuffix(","), kind=int)
     many = len(seeds) == 1 and not options["seeds"].endswith(",")  # "3" are three seeds, "3," is the seed 3
     chosen: Any = seeds[0] if many else seeds
     if many and seeds[0] < 1:
         raise UsageError(f"--seeds must be at least 1, got {seeds[0]}")
-    return make_grid(model, data, learning_rates=rates, seeds=chosen, vary=vary, **fixed)
+    return sounding.train.make_grid(model, data, learning_rates=rates, seeds=chosen, vary=vary, **fixed)
 
 
 def _default_checkpoint(model: str, dataset: str, options: Mapping[str, Any]) -> Path:
@@ -209,18 +204,16 @@ def _default_checkpoint(model: str, dataset: str, options: Mapping[str, Any]) ->
 def _run(grid: Grid, data: Any, recipe: Recipe, path: Path, options: Mapping[str, Any]) -> History:
     import torch
 
-    from sounding.train import Checkpoint, train_together_
-
     steps = parse_numbers("--measure-at", options["measure_at"], kind=int) if options["measure_at"] else []
     seed = options["data_seed"]
     with _display(grid, quiet=options["quiet"]) as progress:
-        return train_together_(
+        return sounding.train.train_together_(
             data=data,
             recipe=recipe,
             generator=grid.orders(seed) if options["own_orders"] else torch.Generator().manual_seed(seed),
             device=options["device"],
             measure_at=steps,
-            checkpoint=Checkpoint(path, seconds=options["checkpoint_seconds"]),
+            checkpoint=sounding.train.Checkpoint(path, seconds=options["checkpoint_seconds"]),
             progress=progress,
             **grid.runs,
         )
@@ -252,12 +245,11 @@ def _display(grid: Grid, *, quiet: bool) -> Iterator[Callable[[Progress], None] 
 
 
 def _report(history: History, recipe: Recipe, path: Path, options: Mapping[str, Any], *, interrupted: bool) -> None:
-    from sounding.train import choose_rates
-
     groups = sorted({name for entry in history.settings for name in entry} - {"learning_rate", "seed"})
     choices = None
     if history.curves:
-        choices = choose_rates(history, ",".join(groups) if groups else [()] * history.runs, by=options["choose_by"])
+        labels = ",".join(groups) if groups else [()] * history.runs
+        choices = sounding.train.choose_rates(history, labels, by=options["choose_by"])
     if options["as_json"]:
         chosen = [fields_of(choice, "group learning_rate runs value") for choice in choices.choices] if choices else []
         told = {"recipe": recipe, "rule": getattr(choices, "rule", None), "choices": chosen, "interrupted": interrupted}

@@ -69,9 +69,7 @@ def plan(
     """
     root = check_model(model)
     chosen = choose_methods(method, options)
-    batch = as_inputs(inputs)
-    check_inputs(batch)
-    shown = [(batch, targets)] if fresh is None else [fresh() for _ in range(repeats)]
+    batch, shown = open_batch(inputs, targets, fresh, repeats)
     before = take_snapshot(root)
     try:
         changes = tuple(
@@ -174,17 +172,17 @@ class Plan:
         }
 
 
-def as_inputs(inputs: Any) -> Inputs:
-    """Arrays become tensors; what is neither a tensor, a tuple nor a mapping is refused."""
+def open_batch(inputs: Any, targets: Any, fresh: Fresh | None, repeats: int) -> tuple[Inputs, list[tuple[Any, Any]]]:
+    """The batch for the cures, arrays as tensors, and those for the evidence; what is no batch is refused."""
     # torch shares the memory of an array, so nothing is copied
-    if isinstance(inputs, np.ndarray):
-        return torch.as_tensor(inputs)
-    if isinstance(inputs, Tensor | tuple | Mapping):
-        return inputs
-    raise UsageError(
-        f"expected inputs as a tensor, a tuple of arguments or a mapping of keyword arguments, "
-        f"got {type(inputs).__name__}"
-    )
+    batch = torch.as_tensor(inputs) if isinstance(inputs, np.ndarray) else inputs
+    if not isinstance(batch, Tensor | tuple | Mapping):
+        raise UsageError(
+            f"expected inputs as a tensor, a tuple of arguments or a mapping of keyword arguments, "
+            f"got {type(inputs).__name__}"
+        )
+    check_inputs(batch)
+    return batch, [(batch, targets)] if fresh is None else [fresh() for _ in range(repeats)]
 
 
 def check_model(model: Any) -> nn.Module:

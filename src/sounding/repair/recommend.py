@@ -23,8 +23,8 @@ from sounding.repair.candidates import Candidate, list_candidates, list_for_caus
 from sounding.repair.evidence import Fresh, State, Vitals, examine
 from sounding.repair.mend import MENDS
 from sounding.repair.methods import METHODS, choose_methods
-from sounding.repair.passes import Inputs, check_inputs
-from sounding.repair.plan import as_inputs, check_model
+from sounding.repair.passes import Inputs
+from sounding.repair.plan import check_model, open_batch
 from sounding.repair.snapshot import take_snapshot
 from sounding.repair.tune import MARGIN
 
@@ -209,9 +209,7 @@ def recommend(
             f"recommend works on a copy, and copying the model raised {type(error).__name__}: {error}",
             hint="sounding.plan(model, inputs, method=...), which needs no copy",
         ) from error
-    batch = as_inputs(inputs)
-    check_inputs(batch)
-    shown = [(batch, targets)] if fresh is None else [fresh() for _ in range(repeats)]
+    batch, shown = open_batch(inputs, targets, fresh, repeats)
     start = take_snapshot(root)
     before = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
     left_out = {method.name for method, _ in choose_methods(exclude)}  # unknown names are refused here

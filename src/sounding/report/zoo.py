@@ -187,8 +187,7 @@ def _line(row: Row, outcomes: Sequence[Outcome], run: int) -> str:
         (order[row["verdict"]], escape(row["verdict"])),
         # sorted by the worst severity first
         (10000 * row["high"] + 100 * row["medium"] + row["low"], f"<ul>{told}</ul>" if told else "–"),
-        *((_ratio(row, part, whole), _share(row, part, whole))
-          for part, whole in PAIRS),
+        *((_ratio(row, *pair), _share(row, *pair)) for pair in PAIRS),
         (row["unmeasured"], str(row["unmeasured"] or "–")),
         (int(row["unchanged"]), "yes" if row["unchanged"] else "no"),
         (row["parameters"], f"{row['parameters'] / 1e6:.3g} M"),
@@ -216,8 +215,7 @@ def _markdown(rows: Sequence[Row]) -> str:
             continue
         kinds = [f"{one['kind']} ({one['severity']})" for one, _ in list_findings(row, ())]
         told = ", ".join(dict.fromkeys(kinds)) or "–"
-        cells = [f"`{row['name']}`", row["model"], row["verdict"], told,
-                 _share(row, "predicted_layers", "weight_layers"), _share(row, "in_band", "banded"),
+        cells = [f"`{row['name']}`", row["model"], row["verdict"], told, *(_share(row, *pair) for pair in PAIRS),
                  str(row["unmeasured"] or "–"), f"{row['seconds']:.1f}", str(runs.index(_run_of(row)) + 1)]  # fmt: skip
         lines.append(f"| {' | '.join(cells)} |")
     refused = [f"- `{row['name']}`: {row['reason']}" for row in rows if "record" not in row]
