@@ -14,14 +14,9 @@ from sounding.probe.units import dead_fraction, saturated_fraction
 
 
 def measure_output(one: Pass, call: OpenCall, tensor: Tensor, *, axis: int, limit: int) -> None:
-    """Everything that is read off the output of one call; the values appear in `call.values`, some when reduced.
+    """Everything that is read off the output of one call, detached; the values appear in its record, some when reduced.
 
-    Args:
-        one: the pass the call belongs to.
-        call: the record to fill.
-        tensor: the output, detached.
-        axis: the axis of the samples in the model's inputs, preferred where a size is ambiguous.
-        limit: at most so many samples.
+    The `axis` of the samples in the model's inputs is preferred where a size is ambiguous; `limit` counts samples.
     """
     spec, shape, batch_size = call.spec, call.shape, one.batch_size or 1
     first = axis if spec.axis is None else spec.axis

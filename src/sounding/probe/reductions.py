@@ -38,11 +38,7 @@ class Summary(NamedTuple):
 def summarize_rows(rows: Tensor, mean: Tensor, lengths: Tensor, gram: Tensor) -> Summary:
     """Summarize centred sample matrices (calls, n, d), and put their Gram matrices (calls, n, n) into `gram`.
 
-    Args:
-        rows: the c_i.
-        mean: the mean samples (calls, d).
-        lengths: the ‖h_i‖ (calls, n).
-        gram: where the products go; nothing that is returned refers to it.
+    `mean` holds the mean samples (calls, d), `lengths` the ‖h_i‖ (calls, n). Nothing that is returned refers to `gram`.
     """
     turned_rows, mean_row = rows.mT, mean[:, None]
     torch.bmm(rows, turned_rows, out=gram)

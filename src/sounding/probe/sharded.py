@@ -121,11 +121,8 @@ def join_parts(
 ) -> None:
     """Put what every process measured of its parts together, in all of them; what is missing gets its reason.
 
-    Args:
-        meeting: of the processes.
-        passes: the passes that were measured; all processes ran the same ones.
-        sums: weight gradients that belong to no single pass.
-        wait: False to leave the message and not to wait for others, when a pass failed.
+    All processes ran the same passes. `sums` are weight gradients that belong to no single one. Without `wait`, after a
+    pass that failed, the message is left and nobody waited for.
     """
     items = [item for index, one in enumerate(passes) for item in _items(index, one)]
     if sums is not None and passes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,23 +38,19 @@ def shortest_depth(outputs: Tensor | Iterable[Tensor]) -> int | None:
     >>> shortest_depth(plain(hidden)), shortest_depth(hidden + plain(hidden))
     (6, 1)
     """
-    tensors = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+    tensors = (outputs,) if isinstance(outputs, Tensor) else outputs
     roots = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    if not roots:
-        return None
-    depths: dict[Any, int | None] = {}
-    for root in roots:
-        _settle(root, depths)
-    found = [depth for root in roots if (depth := depths[root]) is not None]
-    return min(found, default=None)
+    depths = _depths(roots)
+    return min((depth for root in roots if (depth := depths[root]) is not None), default=None)
 
 
-def _settle(root: Any, depths: dict[Any, int | None]) -> None:
-    """Find the depth of a node and of what it needs, without recursion: graphs are deeper than Python's stack.
+def _depths(roots: Sequence[Any]) -> dict[Any, int | None]:
+    """The depth of nodes and of what they need, without recursion: graphs are deeper than Python's stack.
 
     Of a multiplication by weights the signal is walked alone, and the weights only where it turns out to be none.
     """
-    stack: list[tuple[Any, str, list[Any], int | None]] = [(root, "", [], None)]
+    depths: dict[Any, int | None] = {}
+    stack: list[tuple[Any, str, list[Any], int | None]] = [(root, "", [], None) for root in roots]
     while stack:
         node, kind, operands, position = stack.pop()
         if kind:
@@ -80,6 +76,7 @@ def _settle(root: Any, depths: dict[Any, int | None]) -> None:
         else:
             stack.append((node, kind, operands, position))
             stack.append((operands[position], "", [], None))
+    return depths
 
 
 def _depth(kind: str, operands: list[Any], depths: dict[Any, int | None]) -> int | None:

@@ -54,11 +54,11 @@ def dead_fraction(samples: Tensor, mean: Tensor | None, *, units: int, trailing:
 
     Args:
         samples: the sample matrix (n, d).
-        mean: its mean sample (d,) where the activation cannot return negative values and it is at hand: a zero mean is
-            then zero everywhere, at no cost.
+        mean: its mean sample (d,) where the activation cannot return negative values and it is at hand.
         units: how many units the d features hold: channels of an image, features of a token.
         trailing: whether the units are the last axis of a sample (tokens) or the first (channels).
     """
+    # of numbers that are not negative the mean is zero where all are: no pass over the samples
     silent = mean == 0 if mean is not None else ~samples.any(dim=0)
     silent = silent.reshape(-1, units).all(dim=0) if trailing else silent.reshape(units, -1).all(dim=1)
     return number_of(silent.double().mean())

@@ -28,6 +28,7 @@ from sounding.theory.signal.description import Array
 PLACES: Array = np.linspace(-7.0, 7.0, 1401)  # a kink between two of them costs 1e-5
 WEIGHTS: Array = np.exp(-0.5 * PLACES**2)
 WEIGHTS /= WEIGHTS.sum()
+BELOW: Array = ndtr(PLACES)  # the chance of a value below each place
 TERMS = 40  # of the series in the copula's correlation; the rest stands at the last power
 CORRELATIONS: Array = np.linspace(-1.0, 1.0, 4001)
 LOST = 1e-3  # of the largest direction of the coefficients over points, those below it are left out: far below a spread
@@ -43,7 +44,7 @@ def pushed(activation: Activation, mean: float, std: float, shape: Array | None)
     values = activation(mean + std * (PLACES if shape is None else shape))
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(WEIGHTS[order]) - 0.5 * WEIGHTS[order]
-    return _standardized(np.interp(ndtr(PLACES), reached, values[order]))
+    return _standardized(np.interp(BELOW, reached, values[order]))
 
 
 def summed(parts: Sequence[tuple[float, Array | None]]) -> Array | None:
@@ -56,7 +57,7 @@ def summed(parts: Sequence[tuple[float, Array | None]]) -> Array | None:
     std, first = others.pop()
     quantiles = std * first
     for std, shape in others:
-        quantiles = _convolved(quantiles, lambda x, q=std * shape: np.interp(x, q, ndtr(PLACES), 0.0, 1.0))
+        quantiles = _convolved(quantiles, lambda x, q=std * shape: np.interp(x, q, BELOW, 0.0, 1.0))
     if gaussian > 0:
         quantiles = _convolved(quantiles, lambda x: np.asarray(ndtr(x / gaussian)))
     return _standardized(quantiles)
@@ -69,7 +70,7 @@ def _convolved(quantiles: Array, distribution: object) -> Array:
     x = np.linspace(quantiles[0] - 8 * spread, quantiles[-1] + 8 * spread, 801)
     reached = distribution(x[:, None] - atoms) @ weights  # type: ignore[operator]
     rising = np.concatenate([[True], np.diff(reached) > 0])
-    return np.asarray(np.interp(ndtr(PLACES), reached[rising], x[rising]))
+    return np.asarray(np.interp(BELOW, reached[rising], x[rising]))
 
 
 def _standardized(values: Array) -> Array | None:
