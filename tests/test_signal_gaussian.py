@@ -54,7 +54,7 @@ def test_a_small_mean_has_a_closed_form(correlation: float) -> None:
     """Rectified values of means far below their spread, as biases give them, against 300 nodes of the integral."""
     a, b = 0.012, -0.004 if correlation < 0.9 else 0.012
     for power in (0, 1):
-        closed, exponent = _flat(np.array([correlation]), np.array([(a * a + b * b) / 2]), np.array([a * b]), power)
+        closed, _, exponent = _flat(np.array([correlation]), np.array([(a * a + b * b) / 2]), np.array([a * b]), power)
         assert exponent <= FLAT
         angle, weight = np.polynomial.legendre.leggauss(300)
         half = 0.5 * np.arcsin(correlation)
@@ -62,6 +62,21 @@ def test_a_small_mean_has_a_closed_form(correlation: float) -> None:
         value = np.exp(-(a * a - 2 * sine * a * b + b * b) / (2 * cosine**2)) * (correlation - sine) ** power
         expected = half * float(weight @ value) / (2 * np.pi)
         assert abs(closed[0] - expected) <= TOLERANCE.closed_form
+
+
+@pytest.mark.parametrize("level", [0.01, 0.3, 2.0])
+def test_a_slope_takes_what_its_function_has_left(level: float) -> None:
+    """To the bit what it would find itself, whether the means are far below the spread or above it."""
+    rows = np.random.default_rng(0).standard_normal((6, 20))
+    mean = level * rows[:, :1].T
+    moments = (rows @ rows.T / 20)[None] + mean[:, :, None] * mean[:, None, :]
+    kept: list[np.ndarray] = []
+    map_pairs(resolve("leaky_relu:0.2"), moments, mean, kept=kept)
+    alone = map_pairs(resolve("leaky_relu:0.2"), moments, mean, slope=True)
+    assert kept
+    assert np.array_equal(
+        map_pairs(resolve("leaky_relu:0.2"), moments, mean, slope=True, kept=kept).matrix, alone.matrix
+    )
 
 
 @pytest.mark.parametrize("c", [0.0, 0.5, 0.95])

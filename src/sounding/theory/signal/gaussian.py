@@ -38,6 +38,7 @@ MANY = 160  # places in ln s, at most, between which coefficients are interpolat
 PANEL_NODES = 14
 STEEP = 12  # rungs of the ladder of panels around the place where φ varies
 SAME = 1e-11  # relative difference of two standard deviations that count as one
+KEPT = 2**16  # pairs whose integrals are kept from a function to its slope: half a megabyte for a node
 NO_MEAN = 1e-9  # a mean below this share of the standard deviation counts as 0
 # Nodes of `_plackett` by the largest exponent at ρ. Compared with 300 nodes on random pairs: a flat exponential loses
 # little, and what is left of its error shrinks with it.
@@ -64,11 +65,13 @@ def map_pairs(
     slope: bool = False,
     shape: Array | None = None,
     amplitude: Array | None = None,
+    kept: list[Array] | None = None,
 ) -> Mapped:
     """E f(x_a) f(x_b) and E f(x_a), f = φ or, with `slope`, φ′, for x Gaussian with these means and second moments.
 
     The matrix is (blocks, n, n), the mean (blocks, n). `shape` is the law of x over features where it is not Gaussian,
-    `amplitude` how gradients depend on x; see `shapes`.
+    `amplitude` how gradients depend on x; see `shapes`. What φ and φ′ of one x have in common is put into `kept`, which
+    is empty at first, and taken from there.
 
     Error: rounding for positively homogeneous φ (of degree 1 also with means: 1e-9); elsewhere about 1e-9 of E f² where
     all points have one variance, and LEFT_OUT or what `TERMS` terms leave out times how much the tail's shape differs
@@ -79,7 +82,7 @@ def map_pairs(
     centred = bool((np.abs(mean) <= NO_MEAN * np.maximum(std, 1e-300)).all())
     gaussian = shape is None and amplitude is None
     if gaussian and not centred and activation.degree == 1.0 and activation.slopes is not None and (std > 0).all():
-        return _bent(activation.slopes, mean, std, matrix, slope)
+        return _bent(activation.slopes, mean, std, matrix, slope, [] if kept is None else kept)
     outer = std[:, :, None] * std[:, None, :]
     covariance = matrix if centred else matrix - mean[:, :, None] * mean[:, None, :]
     correlation = np.divide(covariance, outer, out=np.zeros_like(covariance), where=outer > 0)
@@ -112,7 +115,9 @@ def _homogeneous(
     return Mapped(matrix, (a - b) * half_moment(alpha) * std**alpha)
 
 
-def _bent(slopes: tuple[float, float], mean: Array, std: Array, moments: Array, slope: bool) -> Mapped:
+def _bent(
+    slopes: tuple[float, float], mean: Array, std: Array, moments: Array, slope: bool, kept: list[Array]
+) -> Mapped:
     """φ = b x + (a − b) max(x, 0) at x = m + s z with means m, from the second moments of x.
 
     By Plackett, d/dρ of E f(x)g(y) is s_a s_b E f′(x)g′(y), and the second derivative of relu is a delta, so that
@@ -128,16 +133,19 @@ def _bent(slopes: tuple[float, float], mean: Array, std: Array, moments: Array, 
     def pair(values: Array) -> tuple[Array, Array]:
         return values.take(rows, axis=1), values.take(columns, axis=1)
 
-    (m, n), (s, t) = pair(mean), pair(std)
-    outer = s * t
-    covariance = moments.reshape(len(std), -1).take(upper, axis=1) - m * n
-    rho = np.divide(covariance, outer, out=np.zeros_like(covariance), where=outer > 0)
-    np.clip(rho, -1.0, 1.0, out=rho)
-    bend = _plackett(m / s, n / t, rho, 0 if slope else 1)
+    if not (slope and kept):
+        (m, n), (s, t) = pair(mean), pair(std)
+        outer = s * t
+        covariance = moments.reshape(len(std), -1).take(upper, axis=1) - m * n
+        rho = np.divide(covariance, outer, out=np.zeros_like(covariance), where=outer > 0)
+        np.clip(rho, -1.0, 1.0, out=rho)
+        bend, turn = _plackett(m / s, n / t, rho, 0 if slope else 1)
+        if turn.size <= KEPT:
+            kept[:] = [turn]
     first, second = pair(above)
     both = first * second
     if slope:
-        pairs = (a - b) ** 2 * (both + bend)
+        pairs = (a - b) ** 2 * (both + (kept[0] if kept else turn))
         if b != 0:
             pairs += b * b + b * (a - b) * (first + second)
         level = b + (a - b) * above
@@ -160,13 +168,13 @@ def _bent(slopes: tuple[float, float], mean: Array, std: Array, moments: Array, 
     return Mapped(matrix, level)
 
 
-def _plackett(first: Array, second: Array, rho: Array, power: int) -> Array:
-    """I_power of `_bent` for pairs of u: closed for u = 0, by Gauss–Legendre what the exponential takes from it."""
+def _plackett(first: Array, second: Array, rho: Array, power: int) -> tuple[Array, Array]:
+    """I_power and I₀ of `_bent` for pairs of u: closed for u = 0, by Gauss–Legendre what the exponential takes away."""
     squares, cross = 0.5 * (first**2 + second**2), first * second
     if float(np.max(squares, initial=0.0)) < 2 * FLAT:  # half of it is the least that the exponent can be
-        pairs, exponent = _flat(rho, squares, cross, power)
+        *found, exponent = _flat(rho, squares, cross, power)
         if exponent <= FLAT:
-            return pairs
+            return found[0], found[1]
     cosine = np.sqrt(np.maximum(1.0 - rho * rho, 0.0))
     steepest = float(np.max((squares - rho * cross) / np.maximum(cosine * cosine, 1e-12), initial=0.0))
     nodes, weights = legendre(next(count for line, count in NODES if not steepest > line))
@@ -174,7 +182,7 @@ def _plackett(first: Array, second: Array, rho: Array, power: int) -> Array:
     # where the exponent may be steep; a flat one takes fewer. The error is below 4e-9; where |ρ| > 0.999 and u_a ≠ u_b
     # that of I₀ stays below 2e-5.
     end = rho / (1.0 + cosine)
-    loss = np.zeros_like(rho)
+    loss, own_loss = np.zeros_like(rho), np.zeros_like(rho)
     for node, weight in zip(nodes, weights, strict=True):
         turn = 0.5 * (node + 1.0)
         v = turn * (2.0 - turn) * end  # its slope vanishes at the far end
@@ -183,10 +191,12 @@ def _plackett(first: Array, second: Array, rho: Array, power: int) -> Array:
         lost = np.exp((sine * cross - squares) / np.maximum(tilt * tilt, 1e-300))
         lost -= 1.0
         lost *= (weight * (1.0 - turn)) * scale
-        loss += lost * (rho - sine) if power else lost
+        own_loss += lost
+        if power:
+            loss += lost * (rho - sine)
     angle = np.arcsin(rho)
-    whole = rho * angle + cosine - 1.0 if power else angle
-    return np.asarray((0.5 * whole + end * loss) / math.pi)
+    own = np.asarray((0.5 * angle + end * own_loss) / math.pi)
+    return np.asarray((0.5 * (rho * angle + cosine - 1.0) + end * loss) / math.pi) if power else own, own
 
 
 @lru_cache(maxsize=8)
@@ -197,8 +207,8 @@ def _upper(size: int) -> tuple[NDArray[np.intp], ...]:
     return rows, columns, rows * size + columns, columns * size + rows
 
 
-def _flat(correlation: Array, squares: Array, cross: Array, power: int) -> tuple[Array, float]:
-    """I_power of `_bent` to second order in its exponent x = (s − c sin t)/cos² t, and the largest |x|."""
+def _flat(correlation: Array, squares: Array, cross: Array, power: int) -> tuple[Array, Array, float]:
+    """I_power and I₀ of `_bent` to second order in the exponent x = (s − c sin t)/cos² t, and the largest |x|."""
     # ρ the correlation, s = (u_a² + u_b²)/2, c = u_a u_b, T = tan t, S_k = (1/cos^k t − 1)/k: ∫ x dt = s T − c S₁, ∫ x
     # sin t dt = s S₁ − c (T − t), ∫ x² dt = s² (T + T³/3) − 2sc S₃ + c² T³/3, and ∫ x² sin t dt = s² S₃ − 2sc T³/3 + c²
     # (S₃ − S₁)
@@ -211,11 +221,12 @@ def _flat(correlation: Array, squares: Array, cross: Array, power: int) -> tuple
     mixed, twice = 2 * squares * cross, cross * cross
     lost = squares * tangent - cross * secant
     lost -= 0.5 * (squares * squares * (slant + cube) - mixed * third + twice * cube)
+    own = (angle - lost) / (2 * math.pi)
     if not power:
-        return (angle - lost) / (2 * math.pi), exponent
+        return own, own, exponent
     turned = squares * secant - cross * (tangent - angle)
     turned -= 0.5 * (squares * squares * third - mixed * cube + twice * (third - far + 1.0))
-    return (correlation * (angle - lost) + cosine - 1.0 + turned) / (2 * math.pi), exponent
+    return (correlation * (angle - lost) + cosine - 1.0 + turned) / (2 * math.pi), own, exponent
 
 
 def _series(activation: Activation, mean: Array, std: Array, correlation: Array, slope: bool) -> Mapped:

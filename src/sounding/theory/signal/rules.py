@@ -93,7 +93,7 @@ def elementwise(rule: kinds.Elementwise, node: Node, inputs: Inputs) -> Signal:
     (signal,) = inputs
     # wide sums are Gaussian; behind a sum that holds another function's output (a residual stream of rectified values)
     # the law over features is followed (`shapes`), pairs by a copula
-    mapped = map_pairs(rule.activation, signal.matrix, signal.mean, shape=signal.shape)
+    mapped = map_pairs(rule.activation, signal.matrix, signal.mean, shape=signal.shape, kept=signal.kept)
     shape = pushed(rule.activation, *signal.typical, signal.shape)
     return replace(signal.like(mapped.matrix, mapped.mean), shape=shape)
 
@@ -101,8 +101,9 @@ def elementwise(rule: kinds.Elementwise, node: Node, inputs: Inputs) -> Signal:
 def elementwise_backward(rule: kinds.Elementwise, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
     """D′ = D ∘ E φ′(x_a)φ′(x_b): wide random weights make gradients independent of the values that they meet."""
     (signal,) = inputs
+    kept, law = signal.kept, signal.shape
     mapped = map_pairs(
-        rule.activation, signal.matrix, signal.mean, slope=True, shape=signal.shape, amplitude=gradient.shape
+        rule.activation, signal.matrix, signal.mean, slope=True, shape=law, amplitude=gradient.shape, kept=kept
     )
     before = gradient.like(gradient.matrix * mapped.matrix, gradient.mean * mapped.mean)
     return (replace(before, shape=amplitude_before(rule.activation, *signal.typical, signal.shape, gradient.shape)),)

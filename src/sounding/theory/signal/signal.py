@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any, Literal
@@ -38,6 +38,8 @@ class Signal:
     # how far neighbours that are not followed are like the position itself rather than like the followed positions: 0
     # for noise, 1 where values change little from one followed position to the next
     blur: float = 0.0
+    # what a function of the values leaves here for its slope, which comes with the gradient; of no other signal
+    kept: list[Array] = field(init=False, repr=False, compare=False, default_factory=list)
 
     @classmethod
     def full(cls, matrix: Array, points: Points, mean: Array | None = None) -> Signal:
