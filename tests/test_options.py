@@ -29,7 +29,11 @@ PAIRS: dict[str, tuple[tuple[Callable[..., Any], ...], set[str], set[str]]] = {
     "check": ((sounding.check, run_trial), GIVEN | {"types", "draw"}, NETWORK),
     "audit": ((sounding.audit, compare_paths), {"model", "factory"}, {"target", "compare", "seed"} | ZOO),
     "compare": ((sounding.compare,), GIVEN, NETWORK),
-    "repair": ((sounding.plan, sounding.recommend), GIVEN | {"options", "fresh"}, NETWORK | {"set", "dry_run"}),
+    "repair": (
+        (sounding.plan, sounding.recommend),
+        GIVEN | {"options", "fresh"},
+        NETWORK | {"set", "dry_run", "force"},
+    ),
     "depth": ((sounding.depth,), GIVEN, NETWORK - {"device"}),
     "simulate": (
         (sounding.simulate,),

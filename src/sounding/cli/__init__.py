@@ -138,6 +138,7 @@ def main(arguments: list[str] | None = None) -> None:
     finally:
         if in_main_thread:
             signal.signal(signal.SIGTERM, before)
+    # a command that came to its end in spite of the signal keeps its own code
     sys.exit(ExitCode.TERMINATED if terminated and code == ExitCode.INTERRUPTED else code)
 
 

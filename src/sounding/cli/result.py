@@ -134,6 +134,7 @@ def print_gram(result: Any, data: dict[str, Any]) -> None:
     profile = result.profile()
     trajectory = new_table(">layer", *(f">{measure.replace('_', ' ')}" for measure in profile.measures))
     layers = profile.layers
+    # evenly over the depth, both ends among them
     for layer in sorted({layers[round(i * (len(layers) - 1) / (LONG - 1))] for i in range(LONG)}):
         values = (write(profile.value(measure, layer=layer).value) for measure in profile.measures)
         trajectory.add_row(str(layer), *values)

@@ -90,6 +90,7 @@ def simulate(
         raise UsageError(f"--error must be positive, got {error}")
     if measures is not None:
         options["measures"] = tuple(name.strip() for name in measures.split(",") if name.strip())
+    # module:function may be of the folder in which the command is typed
     if ":" in options["activation"]:
         make_importable(Path.cwd())
     many = len(widths) > 1 or len(residuals) > 1

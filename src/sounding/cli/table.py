@@ -258,6 +258,7 @@ def make_table(reading: Reading, findings: Sequence[Finding], *, width: int) -> 
 def _columns(reading: Reading, width: int) -> list[Column]:
     present = {measure for call in (reading.input, *reading.calls) for measure in call.values}
     left = [bits for call in reading.calls if not math.isnan(bits := _value(call, "headroom_float16"))]
+    # headroom follows from other measures, and stands in no call itself
     present |= set(HEADROOMS) if left else set()
     short = {"headroom_float16"} if left and min(left) < SHORT else set()
     return [one for one in COLUMNS if one.measure in present and (width >= one.width or one.measure in short)]
@@ -330,6 +331,7 @@ def write_finding(finding: Finding, index: int) -> RenderableType:
     body.add_column(no_wrap=True, style="dim", min_width=9)
     body.add_column()
     body.add_row("    why", Text(finding.why))
+    # a count is written as one, and not as 12.0
     whole = {key: float(value).is_integer() and abs(value) < 1e6 for key, value in finding.evidence.items()}
     numbers = ", ".join(f"{key.replace('_', ' ')} {f'{value:.0f}' if whole[key] else write_number(value)}"
                         for key, value in finding.evidence.items())  # fmt: skip

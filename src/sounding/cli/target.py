@@ -66,6 +66,7 @@ def load_object(spec: str) -> Any:
     """The object at an address, imported."""
     address, colon, name = spec.rpartition(":")
     if not colon or not address or not name:
+        # file.py: with nothing behind the colon is a name that was forgotten
         path = Path(spec.rstrip(":"))
         named = path / "model.py" if path.is_dir() else path
         hint = f"{named}:name" if not path.is_file() else _names_hint(_import_file(path), path)

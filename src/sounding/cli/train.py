@@ -148,6 +148,7 @@ def _recipe(options: Mapping[str, Any]) -> Recipe:
         "betas": tuple(parse_numbers("--betas", options["betas"], kind=float)),
         "eps": options["optimizer_eps"],  # --eps is the norm's
     }
+    # options are called as the fields of a recipe are, but for those that are typed above
     known: dict[str, Any] = {field.name: options.get(field.name) for field in fields(sounding.train.Recipe)}
     return sounding.train.Recipe(**known | typed)
 

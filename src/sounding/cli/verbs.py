@@ -116,6 +116,7 @@ def _words(command: click.Command, verb: str, options: Mapping[str, Any]) -> lis
             last += several
         elif isinstance(option, click.Option) and option.is_flag:
             words += option.opts[:1] if value else option.secondary_opts[:1]
+        # in one word with its name, since a value may begin with a dash
         elif option.multiple:
             words += [f"{max(option.opts, key=len)}={part}" for part in several]
         else:

@@ -27,21 +27,13 @@ BOUNDED = ("Softmax", "Sigmoid", "Exp", "Topk")
 
 @dataclass(frozen=True)
 class Branch:
-    """What one block adds to the stream.
+    """What one block adds to the stream, by the names of its parameters."""
 
-    Args:
-        writers: names of the matrices that are last on their way to the stream, with the biases added to them.
-        behind: names of the vectors between the writers and the stream: of a norm, or a layer scale.
-        inner: names of the other matrices of the branch.
-        values: those among them that carry what is written, not what it is weighted with: no queries, keys and gates.
-        normalized: whether something inside of it normalizes, so that the size of what is given to it does not count.
-    """
-
-    writers: tuple[str, ...]
-    behind: tuple[str, ...]
-    inner: tuple[str, ...]
-    values: tuple[str, ...]
-    normalized: bool
+    writers: tuple[str, ...]  # matrices that are last on their way to the stream, with the biases added to them
+    behind: tuple[str, ...]  # vectors between the writers and the stream: of a norm, or a layer scale
+    inner: tuple[str, ...]  # the other matrices of the branch
+    values: tuple[str, ...]  # those of them that carry what is written, unlike queries, keys and gates
+    normalized: bool  # whether something inside of it normalizes, so that the size of what it is given does not count
 
     @property
     def name(self) -> str:

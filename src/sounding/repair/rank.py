@@ -288,6 +288,7 @@ def _representations(model: nn.Module, batch: Inputs, places: list[_Place]) -> l
         try:
             call_model(model, batch)
         except Exception as error:
+            # call_model wraps what a pass raises, and so this end of it
             if not isinstance(error, _ReachedError) and not isinstance(error.__cause__, _ReachedError):
                 raise
     missing = [place.name for index, place in enumerate(places) if not isinstance(found.get(index), Tensor)]

@@ -127,6 +127,7 @@ def _choose_exponent(
     kinds: dict[str, str | nn.Module] = {}
     for activation in activations:
         known = name_activation(activation)
+        # a module of the user's own is known by what it prints of itself
         kinds.setdefault(known or repr(activation), known or activation)
     laws = {kind: explosion_law(function, generator=generator) for kind, function in kinds.items()}
     slowest = min(laws, key=lambda kind: laws[kind].c2)  # the smallest c₂ needs the largest exponent

@@ -48,6 +48,7 @@ def all_or_nothing(model: nn.Module) -> Iterator[ModelState]:
     snapshot = take_snapshot(model)
     try:
         yield snapshot
+    # Ctrl-C in the middle of a cure must not leave half of it
     except BaseException:
         snapshot.restore()
         raise

@@ -102,6 +102,7 @@ def _sort_of(standing: Standing, reduced: bool) -> tuple[str, str]:
 def write_markdown(found: Mapping[str, Mapping[Scale, Result]], *, folder: str) -> str:
     """The whole ledger; `folder` is where the results lie, seen from the page."""
     quoted = [largest(results) for results in found.values()]
+    # rows are told by their largest scale, and counted so
     parts = ["# The ledger", INTRODUCTION, f"**{write_totals(quoted)}**"]
     for paper, lines in lines_of(found, folder).items():
         parts.append(f"## {paper}\n\n{PAPERS[paper]}. {write_totals(line.result for line in lines)}")
