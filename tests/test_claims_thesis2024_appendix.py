@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from sounding.claims.claim import Claim, Context, Expectation, Setting, judge
-from sounding.claims.number import Number, mean_of, student
+from sounding.claims.number import Number, jackknife_ratio, mean_of, student
 from sounding.claims.registry import find_claim
 from sounding.claims.thesis2024.appendix_data import PRINTED_COSINES, PRINTED_RANKS, _distance, draw_pixels
-from sounding.claims.thesis2024.gradients import _exponents, jackknife_ratio
+from sounding.claims.thesis2024.gradients import _exponents
 from sounding.claims.thesis2024.networks import (
     build_on_data,
     constant,

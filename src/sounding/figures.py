@@ -15,7 +15,6 @@ from sounding.look import SERIES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
 
 # inches by panels in a row: one or two columns of a paper; type of 7 and 8 points is legible there
 WIDTHS = {1: 3.4, 2: 7.0, 3: 7.0}
@@ -311,24 +310,17 @@ def _place_inside(figure: Figure, axes: Axes, panel: Panel) -> bool:
         return False
     legend = axes.legend(frameon=False, **LEGEND)
     figure.draw_without_rendering()
-    if _covers(legend, axes):
-        legend.remove()
-        return False
-    return True
-
-
-def _covers(legend: Legend, axes: Axes) -> bool:
-    """Whether a drawn point, line, interval or band lies under the legend."""
-    box = legend.get_window_extent().padded(3)
+    box, covers = legend.get_window_extent().padded(3), False
     for line in axes.lines:
         path = line.get_transform().transform_path(line.get_path())
-        if line.get_linestyle() == "None":
-            if box.count_contains(path.vertices):
-                return True
-        elif path.intersects_bbox(box, filled=False):
-            return True
+        # points alone have no path between them
+        alone = line.get_linestyle() == "None"
+        covers |= bool(box.count_contains(path.vertices) if alone else path.intersects_bbox(box, filled=False))
     bands = (axes.transData.transform_path(path) for band in axes.collections for path in band.get_paths())
-    return any(path.intersects_bbox(box, filled=True) for path in bands)
+    covers |= any(path.intersects_bbox(box, filled=True) for path in bands)
+    if covers:
+        legend.remove()
+    return not covers
 
 
 def _place_below(figure: Figure, host: Any, panel: tuple[Axes, Panel], width: float) -> float:

@@ -97,6 +97,11 @@ def jackknife(statistic: Callable[[Array], float], runs: ArrayLike) -> Number:
     return estimate(statistic(rows), math.sqrt(count - 1) * float(without.std()), samples=count)
 
 
+def jackknife_ratio(top: ArrayLike, bottom: ArrayLike) -> Number:
+    """The mean of `top` over that of `bottom`, of the same runs."""
+    return jackknife(lambda rows: float(rows[:, 0].mean() / rows[:, 1].mean()), np.stack([top, bottom], axis=1))
+
+
 def extreme_of(extremes: ArrayLike) -> Number:
     """The largest or smallest of some drawn cases, given that of each of k ≥ 8 groups of as many: their median.
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from sounding.errors import DataError, UsageError
@@ -128,7 +128,15 @@ class Processes:
     """Calls done by processes of this machine: a thread for each, which waits for its own process."""
 
     def __init__(self, jobs: int | None, *, threads: int, limit: float | None, gpus: bool) -> None:
-        devices: Sequence[str | None] = _gpus() if gpus else [None]
+        devices: list[str | None] = [None]
+        if gpus:
+            import torch
+
+            named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+            devices = [*(named or map(str, range(torch.cuda.device_count())))]
+        if not devices:
+            told = "the sweep asks for a GPU, and there is none here"
+            raise UsageError(told, hint="--cluster with workers that have one")
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = jobs or (len(devices) if gpus else cores)
         self.capacity = AHEAD * workers
@@ -254,15 +262,3 @@ def _pass_on(done: Any, future: Future) -> None:
 def _lost() -> DataError:
     told = "the Dask scheduler was lost; finished tasks are kept"
     return DataError(told, hint="sounding sweep resume DIR, with a cluster that is there")
-
-
-def _gpus() -> list[str]:
-    import torch
-
-    named = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    found = named or [str(index) for index in range(torch.cuda.device_count())]
-    if not found:
-        raise UsageError(
-            "the sweep asks for a GPU, and there is none here", hint="--cluster with workers that have one"
-        )
-    return found

@@ -19,7 +19,7 @@ from sounding.activations import Activation
 from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome, Values
 from sounding.claims.meanfield2019.transforms import widest
-from sounding.claims.number import Number, exact, jackknife, mean_of, scaled
+from sounding.claims.number import Number, exact, jackknife_ratio, mean_of, scaled
 from sounding.claims.picture import Panel, Picture, Series, level, points_of
 from sounding.predict import batchnorm
 from sounding.theory.batchnorm import BatchNormPrediction
@@ -261,10 +261,6 @@ def draw_backward(case: Case, values: Values, context: Context, offset: int) -> 
     return torch.stack([left, _spread(state.detach()).mean((0, 1))], dim=1).cpu().numpy()
 
 
-def _rate(rows: Array) -> float:
-    return float(rows[:, 0].mean() / rows[:, 1].mean())
-
-
 def _cases(values: Values, kind: str) -> list[Case]:
     slopes, sizes = values[f"{kind}_slopes"], values[f"{kind}_sizes"]
     return [Case(alpha, b, size) for b in slopes for size in sizes for alpha in values["degrees"]]
@@ -299,7 +295,7 @@ def measure_covariance(values: Values, context: Context) -> Outcome:
     for place, case in enumerate(_cases(values, "drawn")):
         rows = draw_covariance_block(case, values, context, place)
         drawn.append((case, mean_of(rows[:, 0])))
-        over = jackknife(_rate, rows[:, 1:])
+        over = jackknife_ratio(*rows[:, 1:].T)
         # |value|, whose interval reaches down to 0 where that of the value holds 0
         excess.append(Number(abs(over.value), max(0.0, over.low, -over.high), max(-over.low, over.high)))
     numbers = {
@@ -318,7 +314,7 @@ def measure_forward(values: Values, context: Context) -> Outcome:
     cases = _cases(values, "integrated")
     drawn = []
     for place, case in enumerate(_cases(values, "drawn")):
-        found = jackknife(_rate, draw_forward(case, values, context, place))
+        found = jackknife_ratio(*draw_forward(case, values, context, place).T)
         # what a difference quotient may add
         drawn.append((case, Number(found.value, found.low - STEP**2, found.high + STEP**2, found.samples)))
     numbers = {
@@ -335,7 +331,7 @@ def measure_backward(values: Values, context: Context) -> Outcome:
     """What gradients of two batches still share a layer below, beside theorem F.2."""
     cases = _cases(values, "integrated")
     drawn = [
-        (case, jackknife(_rate, draw_backward(case, values, context, place)))
+        (case, jackknife_ratio(*draw_backward(case, values, context, place).T))
         for place, case in enumerate(_cases(values, "drawn"))
     ]
     numbers = {

@@ -274,7 +274,7 @@ def measure_corollary3(values: Values, context: Context) -> Outcome:
     return Outcome(numbers, Picture((panel, *panels), caption))
 
 
-def _squared_distance(eigenvalues: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+def _squared_distance(eigenvalues: Array) -> float:
     """W₂² of WH to the isotropic Gaussian for a given H, from the eigenvalues of HᵀH, which sum to 1."""
     return float(np.sum((np.sqrt(eigenvalues) - len(eigenvalues) ** -0.5) ** 2))
 

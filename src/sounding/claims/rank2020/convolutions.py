@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome, Values
 from sounding.claims.number import Number, exact, over_runs, unfinished
 from sounding.claims.picture import Panel, Picture, points_over
-from sounding.claims.rank2020.perceptrons import Array, difference, draw_samples, make_one_sided_
+from sounding.claims.rank2020.perceptrons import difference, draw_samples, make_one_sided_
 from sounding.claims.share import share
 from sounding.data import Dataset, load_dataset, normalize
 from sounding.data.batch import fit_images

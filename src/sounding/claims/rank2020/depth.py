@@ -14,7 +14,7 @@ from sounding.chain import simulate
 from sounding.claims.claim import Context, Outcome, Values, pick
 from sounding.claims.number import DRAWN, Number, estimate, exact, highest, lowest, mean_of, over_runs, ratio_of, scaled
 from sounding.claims.picture import LOG_LOG, Panel, Picture, Series, level, over_widths, points_of, points_over
-from sounding.claims.rank2020.invariant import averages_of, follow, log_slope, measured, name_of, number_of
+from sounding.claims.rank2020.invariant import averages_of, follow, log_slope, measured, number_of
 from sounding.claims.walk import draw_normals, measure_at, unit_features, unit_matrix, walk
 from sounding.measures import gradient_alignment, numerical_rank
 from sounding.profile import Estimate, Profile
@@ -156,7 +156,7 @@ def measure_fig3a(values: Values, context: Context) -> Outcome:
     for gamma, found in by_gamma.items():
         for measure in shown:
             exponents[measure].append(log_slope(widths, [average[measure] for average in found]))
-        numbers[f"exponent_at_gamma_{name_of(gamma)}"] = lowest(e[-1] for e in exponents.values())
+        numbers[f"exponent_at_gamma_{gamma:g}"] = lowest(e[-1] for e in exponents.values())
         drawn = [average[shown[len(shown) // 2]] for average in found]
         label = "no skip connection" if math.isinf(gamma) else f"γ = {gamma:g}"
         series.append(measured(label, widths, drawn))

@@ -75,11 +75,6 @@ def log_slope(widths: Sequence[int], averages: Sequence[Estimate]) -> Number:
     return estimate(math.log(ends[1].value / ends[0].value) / span, error / span, samples=GROUPS)
 
 
-def name_of(gamma: float) -> str:
-    """γ in words for keys and legends."""
-    return "inf" if math.isinf(gamma) else f"{gamma:g}"
-
-
 def measured(label: str, widths: Sequence[int], averages: Sequence[Estimate]) -> Series:
     """Points with the ledger's intervals."""
     return points_of(label, widths, [number_of(average) for average in averages])

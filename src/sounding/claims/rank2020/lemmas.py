@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 
 from sounding import measures
+from sounding.activations.activation import Array
 from sounding.chain import simulate
 from sounding.claims.claim import Context, Outcome, Values, charted
 from sounding.claims.number import DRAWN, Number, counted, estimate, exact, highest, mean_of, scaled, worst
@@ -20,7 +20,6 @@ from sounding.measures import numerical_rank, soft_rank
 from sounding.theory.bounds import rank2020
 from sounding.weights import draw_uniform, resolve
 
-Array = np.ndarray[Any, Any]
 ROUNDING = 1e-8  # relative: where r reaches the rank they differ by 7e-16
 PARTS = 30  # of batches, each with its own extreme, so that the mean of the extremes has an interval
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome, Values, pick
 from sounding.claims.number import Number, exact, highest, lowest, over_runs, slope_of, student
 from sounding.claims.picture import Panel, Picture, Series, level, points_of, points_over
@@ -24,8 +25,6 @@ from sounding.measures import numerical_rank, participation_ratio
 from sounding.models import Mlp
 from sounding.repair import raise_rank_
 from sounding.train import Recipe, choose_rates
-
-Array = np.ndarray[Any, Any]
 
 
 def load_pixels(name: str, context: Context) -> tuple[torch.Tensor, ...]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from sounding.activations import resolve
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome, Values
 from sounding.claims.number import (
     DRAWN,
@@ -31,7 +32,6 @@ from sounding.measures import numerical_rank, participation_ratio, soft_rank
 from sounding.weights import draw_uniform
 
 Scaling = Literal["batch", "frobenius", "none"]
-Array = np.ndarray[Any, Any]
 Measure = Callable[[torch.Tensor], torch.Tensor]
 ZERO = 1e-9  # singular values below this share of the largest count as zero, as in figure 1 of the paper
 # r of a state whose second singular value is 16% of the first: a whole rank that is at least as large is 2 or more
@@ -146,11 +146,10 @@ def measure_fig4(values: Values, context: Context) -> Outcome:
     for index, gamma in enumerate(values["strengths"]):
         chain: dict[str, Any] = {"strength": gamma, "activation": "tanh", "scaling": "batch"}
         found = measure_by_width(participation_ratio, values, context, offset=index, **chain)
-        name = "inf" if math.isinf(gamma) else f"{gamma:g}"
-        numbers[f"exponent_at_gamma_{name}"] = exponent_of(widths, found)
-        exponents.append(numbers[f"exponent_at_gamma_{name}"])
+        exponents.append(exponent_of(widths, found))
+        numbers[f"exponent_at_gamma_{gamma:g}"] = exponents[-1]
         every += found
-        series.append(points_of("no skip connection" if name == "inf" else f"γ = {name}", widths, found))
+        series.append(points_of("no skip connection" if math.isinf(gamma) else f"γ = {gamma:g}", widths, found))
     numbers["smallest_exponent"] = lowest(exponents)
     numbers["smallest_r"] = lowest(every)
     series.append(Series("√d (linear networks' order)", widths, np.sqrt(widths), role="paper"))

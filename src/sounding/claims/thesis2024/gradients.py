@@ -16,7 +16,7 @@ import torch
 
 from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome, Values
-from sounding.claims.number import Number, highest, jackknife, lowest, mean_of, mean_slope_of, scaled
+from sounding.claims.number import Number, highest, jackknife, jackknife_ratio, lowest, mean_of, mean_slope_of, scaled
 from sounding.claims.picture import LOG_LOG, Panel, Picture, Series, points_of, points_over
 from sounding.claims.thesis2024 import networks
 from sounding.claims.thesis2024.networks import build_on_data, every_layer_log_norms, first_layer_log_norms
@@ -262,11 +262,6 @@ def _exponents(gains: Sequence[float], excess: Array, lower: slice, upper: slice
         "_upper": jackknife(lambda rows: exponent(rows, upper), excess),
         "_change": jackknife(lambda rows: exponent(rows, lower) - exponent(rows, upper), excess),
     }
-
-
-def jackknife_ratio(top: Array, bottom: Array) -> Number:
-    """The mean of `top` over that of `bottom`, of the same runs."""
-    return jackknife(lambda rows: float(rows[:, 0].mean() / rows[:, 1].mean()), np.stack([top, bottom], axis=1))
 
 
 def measure_gain_exponent(values: Values, context: Context) -> Outcome:

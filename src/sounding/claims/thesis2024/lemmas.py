@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 
 from sounding.activations import resolve
+from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome, Values, charted
 from sounding.claims.number import DRAWN, Number, exact, fraction_of, mean_of, slope_of, worst
 from sounding.claims.picture import LOG_LOG, Panel, Picture, Series, points_of
@@ -17,7 +17,6 @@ from sounding.measures import of_gram, orthogonality_gap
 from sounding.theory.integrals.hermite import expand, hermite_values
 from sounding.theory.kernel import kappa, normalized
 
-Array = np.ndarray[Any, Any]
 NODES = 80  # Gauss–Hermite nodes a side: exact for the polynomials of Lemma 5.6, and to 1e-13 for smooth activations
 
 
