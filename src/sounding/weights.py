@@ -155,6 +155,7 @@ def check_law(law: WeightLaw, *, generator: torch.Generator) -> None:
     if not bool(torch.isfinite(sample).all()):
         raise UsageError(f"the weight law {law.name!r} must draw finite entries, got a sample that is not")
     mean, variance = float(sample.mean()), float(sample.var())
+    # the fourth moment tells how far a sample variance may be off by chance
     centred = sample - sample.mean()
     spread = float(centred.square().var().sqrt()) / 256  # standard error of the variance over 256² entries
     if abs(mean - law.mean) > 8 * math.sqrt(variance) / 256 + 1e-9 or variance == 0:

@@ -167,6 +167,7 @@ def has_second_moment(activation: Activation, *, std: float = 1.0) -> bool:
     (True, False)
     """
     z = np.linspace(-REACH, REACH, 1521)
+    # from logarithms, as φ² itself may overflow where the density makes up for it
     with np.errstate(all="ignore"):
         exponent = 2 * np.log(np.abs(activation(std * z))) - z**2 / 2
     if not exponent.max() < 700.0:  # also NaN

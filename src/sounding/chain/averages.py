@@ -20,6 +20,7 @@ CORRELATED = 0.2  # batches whose neighbours correlate more are merged
 
 def batch_count(samples: int, runs: int) -> int:
     """How many batches each run keeps."""
+    # means of runs are independent without a doubt; where they are many, batches within them add nothing
     return 1 if runs >= 2 * MANY_RUNS else max(1, min(BATCHES, samples))
 
 
@@ -65,6 +66,7 @@ def _error_of_mean(sums: Array, counts: Array) -> float | None:
         if error is not None:
             # to first order in what correlation is left between neighbours
             best = error * math.sqrt(1 + 2 * max(correlation, 0.0))
+        # fewer groups would make the error itself uncertain; the correlation that is left is in it to first order
         if correlation < CORRELATED or sums.size <= MANY_RUNS or sums.shape[1] < 2:
             return best
         sums, counts = _merge(sums), _merge(counts)

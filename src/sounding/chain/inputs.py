@@ -39,6 +39,7 @@ class ChainInput:
             batch = self.batch.to(device=device, dtype=dtype)
             if batch.shape[1] == width:
                 return batch.expand(shape).clone()
+            # a matrix for each chain, as an input layer of the network would have
             return batch @ (normals(chains, batch.shape[1], width) / math.sqrt(batch.shape[1]))
         if self.kind == "repeated":
             distinct = int(self.parameter)

@@ -187,7 +187,7 @@ def _check_residual(law: ChainLaw, *, dtype: str) -> None:
         raise UsageError(
             f"the residual strength {law.residual:g} overflows {dtype} at width {law.width}", hint="inf for no skip"
         )
-    if size < float(numbers.eps) / 2:
+    if size < float(numbers.eps) / 2:  # half a last digit: H + γWH would round to H
         raise UsageError(
             f"the residual strength {law.residual:g} is lost in the rounding of {dtype} at width {law.width}",
             hint="--dtype float64" if dtype == "float32" and size > float(np.finfo("float64").eps) else "0.01 or more",

@@ -61,7 +61,7 @@ class LeanChain:
 
     def advance(self, draws: Matrix, gains: list[float]) -> tuple[Matrix, list[float]]:
         """Go through len(draws) layers: normals (n × d) of each on the Gram route, weights (d × d) on the explicit."""
-        states = np.empty((len(draws), *self.state.shape), dtype=self.dtype)
+        states = np.empty((len(draws), *self.state.shape), dtype=self.dtype)  # kept, to be measured all at once
         scales = []
         for index, (draw, gain) in enumerate(zip(draws, gains, strict=True)):
             values = self._multiply(draw)

@@ -29,7 +29,7 @@ class LayerMoments:
     def merge(self, other: LayerMoments) -> LayerMoments:
         """The moments of both sets of runs together (Chan's update); layers that one alone reached stay as they are."""
         if len(other.layers) > len(self.layers):
-            return other.merge(self)
+            return other.merge(self)  # an interrupted task is the shorter one
         count = len(other.layers)
         mean, scatter, runs = self.mean.copy(), self.scatter.copy(), self.runs.copy()
         ours, theirs = runs[:count], other.runs

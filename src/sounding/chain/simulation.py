@@ -144,7 +144,7 @@ def _value_at(moments: LayerMoments, index: int, columns: int | tuple[int, int])
         value, square = float(mean[columns]), float(scatter[columns, columns])
     if runs < 2 or not math.isfinite(square):
         return value, None
-    return value, math.sqrt(max(square, 0.0) / (runs * (runs - 1)))
+    return value, math.sqrt(max(square, 0.0) / (runs * (runs - 1)))  # below 0 only by rounding
 
 
 def _describe(plan: Plan, law: ChainLaw, *, partial: bool) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _describe(plan: Plan, law: ChainLaw, *, partial: bool) -> dict[str, Any]:
         "placement": law.placement,
         "position": law.placement,
         "eps": law.eps,
-        "residual": law.residual if math.isfinite(law.residual) else "inf",
+        "residual": law.residual if math.isfinite(law.residual) else "inf",  # JSON has no infinity
         "input": plan.input.kind,
         "input_parameter": plan.input.parameter,
         "route": plan.route,

@@ -67,7 +67,7 @@ class Chains:
         if self.law.renormalizes:
             self._renormalize()
         if previous.device.type == "cpu":
-            self._spare = previous
+            self._spare = previous  # for `_multiply_in_one`, which then needs no new memory
 
     def gram(self) -> torch.Tensor:
         """HHᵀ of the state in float64, computed once per layer."""

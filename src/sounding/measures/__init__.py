@@ -40,51 +40,19 @@ from sounding.measures.of_features import (
 )
 from sounding.measures.of_gram import isometry, isometry_gap
 
-MEASURES: Mapping[str, Callable[..., Tensor]] = MappingProxyType(
-    {
-        measure.__name__: measure
-        for measure in (
-            numerical_rank,
-            soft_rank,
-            participation_ratio,
-            effective_rank,
-            orthogonality_gap,
-            isometry,
-            isometry_gap,
-            mean_cosine,
-            gradient_alignment,
-            distinct_share,
-            condition_number,
-            log_norm,
-            isotropy_distance,
-        )
-    }
-)
+MEASURES: Mapping[str, Callable[..., Tensor]] = MappingProxyType({
+    measure.__name__: measure
+    for measure in (
+        numerical_rank, soft_rank, participation_ratio, effective_rank, orthogonality_gap, isometry, isometry_gap,
+        mean_cosine, gradient_alignment, distinct_share, condition_number, log_norm, isotropy_distance,
+    )
+})  # fmt: skip
 """Every measure that is one number, by name. All take features but `isometry` and `isometry_gap`, which take a Gram
 matrix; the functions of `of_gram` take one throughout."""
 
 __all__ = [
-    "MEASURES",
-    "Check",
-    "MeasureReport",
-    "check_measure",
-    "condition_number",
-    "distinct_share",
-    "effective_rank",
-    "gradient_alignment",
-    "gram",
-    "isometry",
-    "isometry_gap",
-    "isotropy_distance",
-    "log_norm",
-    "mean_cosine",
-    "numerical_rank",
-    "of_gram",
-    "of_spectrum",
-    "orthogonality_gap",
-    "participation_ratio",
-    "second_moment",
-    "singular_values",
-    "soft_rank",
-    "spectrum",
-]
+    "MEASURES", "Check", "MeasureReport", "check_measure", "condition_number", "distinct_share", "effective_rank",
+    "gradient_alignment", "gram", "isometry", "isometry_gap", "isotropy_distance", "log_norm", "mean_cosine",
+    "numerical_rank", "of_gram", "of_spectrum", "orthogonality_gap", "participation_ratio", "second_moment",
+    "singular_values", "soft_rank", "spectrum",
+]  # fmt: skip

@@ -40,6 +40,7 @@ def split_covariance(covariance: Array) -> CovarianceParts:
     if size < 4:
         raise UsageError(f"expected a batch of at least 4, got {size}")
     whole = np.trace(centred) / (size - 1) * center(np.eye(size))
+    # G·diag(w)·G has the diagonal (1 − 2/B)w for Σw = 0: the factor in front makes it that of the covariance
     weights = size / (size - 2.0) * (np.diag(centred) - np.trace(centred) / size)
     single = center(np.diag(weights))
     return CovarianceParts(whole, single, centred - whole - single)
@@ -69,7 +70,7 @@ def backward_profile(prediction: BatchNormPrediction, covariance: Array, *, dept
     log_rate, log_mu = (math.log(value) if value > 0 else -math.inf for value in (rates.G, mu))
     log_norms, uneven = [], []
     for steps in reversed(range(depth)):
-        log_norms.append(0.5 * (math.log(trace) + (steps * log_rate if steps else 0.0)))
+        log_norms.append(0.5 * (math.log(trace) + (steps * log_rate if steps else 0.0)))  # 0 · −∞ would be NaN
         ratios = [(rate / rates.G) ** steps if rates.G > 0 else 0.0 for rate in (rates.L, rates.M)]
         uneven.append(math.hypot(norms[1] * ratios[0], norms[2] * ratios[1]) / norms[0])
     columns = {

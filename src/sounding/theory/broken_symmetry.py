@@ -59,7 +59,7 @@ def bsb2_transition(batch_size: float) -> float:
     """
     size = check_batch_size(batch_size)
     if math.isinf(size):
-        return 1.0
+        return 1.0  # where λ_L is α itself
 
     def excess(alpha: float) -> float:
         return homogeneous_batchnorm(resolve(f"relu_power:{alpha!r}"), size).forward.L - 1.0

@@ -99,6 +99,7 @@ def critical(activation: ActivationLike, *, bias_std: float = 0.0) -> Critical:
         gain = squared_slope(phi, 0.0)
         if 0 < gain.value < math.inf:
             note = "in the limit of vanishing variance"
+            # the variance grows at the weight of this edge: the edge holds for vanishing signals only
             if second_moment(phi, 0.01).value > 0.01 * gain.value * (1 + NOISE):
                 note += "; larger variances grow there"
             return Critical(phi.name, 0.0, 1 / math.sqrt(gain.value), 0.0, note, 1e-12 + phi.derivative_error)

@@ -129,7 +129,12 @@ def gram(
     phi = resolve(activation)
     current = check_covariance(gram_matrix)
     layers, size = check_depth(depth), len(current)
-    drawn = generator if _samples(method, layers * size * (size - 1) // 2, eps, generator) else None
+    if method not in (None, "auto", "quadrature", "sampled"):
+        raise UsageError(f"method must be auto, quadrature or sampled, got {method!r}")
+    if method in ("auto", "sampled") and generator is None:
+        raise UsageError(f"method {method!r} needs a generator", hint="generator=numpy.random.default_rng(0)")
+    few = layers * size * (size - 1) // 2 <= (MOST_INTEGRALS if eps == 0 else MOST_INTEGRALS // 4)
+    drawn = None if method == "quadrature" or (method == "auto" and few) else generator
     matrices, errors, methods = [current], [0.0], []
     for _ in range(layers):
         step = gram_map(phi, current, eps=eps, samples=samples, generator=drawn)
@@ -151,17 +156,6 @@ def gram(
         errors=tuple(errors),
         method=next((name for name in ("sampled", "quadrature") if name in methods), methods[0] if methods else "none"),
     )
-
-
-def _samples(method: GramMethod | None, integrals: int, eps: float, generator: np.random.Generator | None) -> bool:
-    """Whether steps without a quick method are sampled."""
-    if method not in (None, "auto", "quadrature", "sampled"):
-        raise UsageError(f"method must be auto, quadrature or sampled, got {method!r}")
-    if method in ("auto", "sampled") and generator is None:
-        raise UsageError(f"method {method!r} needs a generator", hint="generator=numpy.random.default_rng(0)")
-    if method == "auto":
-        return integrals > (MOST_INTEGRALS if eps == 0 else MOST_INTEGRALS // 4)
-    return method == "sampled" or (method is None and generator is not None)
 
 
 def even_gram(size: int, correlation: float, *, variance: float = 1.0) -> Array:
@@ -205,7 +199,7 @@ def planar_map(activation: ActivationLike, matrix: Array) -> MappedCovariance:
     sigma = check_covariance(matrix)
     size = len(sigma)
     values, vectors = np.linalg.eigh(center(sigma))
-    kept = values > 1e-12 * max(float(sigma.trace()), 1e-300)
+    kept = values > 1e-12 * max(float(sigma.trace()), 1e-300)  # relative to Σ: centring leaves rounding of that size
     if kept.sum() not in (1, 2):
         raise UsageError(f"expected a batch with 1 or 2 directions after centring, got {int(kept.sum())}")
     values, basis = values[kept], math.sqrt(size) * vectors[:, kept]

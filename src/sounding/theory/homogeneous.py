@@ -60,6 +60,7 @@ def _finite(alpha: float, slopes: tuple[float, float], size: float) -> Homogeneo
     top = kernel(1.0, degree=alpha, slopes=slopes)
     low = kernel(rho, degree=alpha, slopes=slopes)
     slope = kernel_slope(rho, degree=alpha, slopes=slopes)
+    # E φ(x)² of x on the sphere is that of a Gaussian over E|u|^(2α)/(B−1)^α, the moment of χ² with B − 1 degrees
     scale = second_moment(alpha) * (0.5 * width) ** alpha / gamma_ratio(0.5 * width, alpha)
     variance, mu = scale * top, scale * (top - low)
     shared = second_moment(alpha) / mu * (0.5 * width) ** alpha / (width * gamma_ratio(0.5 * (size + 1), alpha))
@@ -101,7 +102,7 @@ def _infinite(alpha: float, slopes: tuple[float, float]) -> HomogeneousPredictio
     return HomogeneousPrediction(
         variance,
         1 - mu / variance,
-        Eigenvalues(0.0, alpha, slope / (top - low)),
+        Eigenvalues(0.0, alpha, slope / (top - low)),  # L = α: above degree 1 a batch without end breaks its symmetry
         Eigenvalues(growth, growth, slope / (top - low)),
         ((a - b) * mean) ** 2,
         ((a + b) * mean_slope) ** 2 / mu,

@@ -59,6 +59,7 @@ def identity_convergence(covariance: Array, *, depth: int) -> IdentityConvergenc
     if rank == 0 or values[-1] <= 0:
         raise UsageError("all samples of the batch are equal: batch normalization divides 0 by 0")
     basis, trajectory = vectors[:, kept], [values[kept][::-1]]
+    # the eigenvectors of GΣG stay, so that its eigenvalues, whose roots are singular values of a batch, say all
     for _ in range(depth):
         trajectory.append(size * expected_spectrum(np.sqrt(trajectory[-1])))
     return IdentityConvergence(rank, size / rank * basis @ basis.T, rank / (rank + 2.0), np.array(trajectory))

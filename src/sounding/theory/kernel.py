@@ -323,6 +323,7 @@ def crossing(neuron: Neuron, *, weight: float = 1.0) -> float:
 
 def _series_derivative(neuron: Neuron, rho: float, order: int) -> Integral:
     """Σ c_k² k!/(k−n)! ρ^(k−n), with a bound on the terms left out."""
+    # as many terms as ρ^k needs to fall below rounding, and a kink's coefficients fall too slowly to help
     count = 128 if abs(rho) < 0.7 else 512 if abs(rho) < 0.92 else 2048
     if abs(rho) > 0.98:
         raise UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.polynomial import chebyshev
@@ -35,24 +36,16 @@ class Interpolant:
 
 def interpolate(neuron: Neuron) -> Interpolant:
     """A series for κ whose last coefficients are below 1e-12, or the best of 129 terms, with its error."""
-    known: dict[int, float] = {}
+    value = cache(lambda unit: kappa(neuron, math.cos(0.5 * math.pi * (1 + unit))).value)
+    units = -np.cos(math.pi * np.arange(SIZES[-1]) / (SIZES[-1] - 1))
     for size in SIZES:
-        stride = (SIZES[-1] - 1) // (size - 1)
-        for i in range(0, SIZES[-1], stride):
-            if i not in known:
-                known[i] = kappa(neuron, math.cos(0.5 * math.pi * (1 + _unit(i)))).value
-        chosen = range(0, SIZES[-1], stride)
-        coefficients = chebyshev.chebfit([_unit(i) for i in chosen], [known[i] for i in chosen], size - 1)
+        chosen = units[:: (SIZES[-1] - 1) // (size - 1)].tolist()  # every other point is the coarser set
+        coefficients = chebyshev.chebfit(chosen, [value(unit) for unit in chosen], size - 1)
         # a square root, as of relu_power:0.5, leaves a term θ² ln θ that converges slowly: 129 terms give 1e-9 there
         error = float(np.abs(coefficients[-max(4, size // 8) :]).max())
         if error <= 1e-12:
             break
     return Interpolant(tuple(coefficients.tolist()), error * size / 8 + 1e-14)
-
-
-def _unit(i: int) -> float:
-    """The i-th of the finest Chebyshev points on [−1, 1], ends included; every other point is the coarser set."""
-    return -math.cos(math.pi * i / (SIZES[-1] - 1))
 
 
 def sequence(activation: ActivationLike, rho: float, *, depth: int, norm: Norm = "none") -> Profile:

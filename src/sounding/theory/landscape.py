@@ -106,7 +106,7 @@ class Landscape:
             try:
                 point = self.at(path(step))
             except NumericalError:
-                break
+                break  # far out an activation may be constant, which batch norm divides by 0
             if point.steady and (best is None or abs(point.log_growth) < abs(best.log_growth)):
                 best = point
             if point.alive and point.attracting and abs(point.log_growth) <= self.limit:
@@ -146,6 +146,7 @@ def round_up(value: float, digits: int) -> float:
     if value <= 0:
         return value
     power = digits - 1 - math.floor(math.log10(value))
+    # a number that has these digits already stays, though rounding may have raised it
     shown: float = math.ceil(value * 10.0**power * (1 - 1e-12)) / 10.0**power
     return round(shown, max(power, 0) + 1)
 

@@ -11,11 +11,6 @@ from sounding.theory.integrals.quadrature import (
 )
 
 __all__ = [
-    "Integral",
-    "gaussian_joint_mean",
-    "gaussian_mean",
-    "gaussian_pair_mean",
-    "sphere_joint_mean",
-    "sphere_mean",
+    "Integral", "gaussian_joint_mean", "gaussian_mean", "gaussian_pair_mean", "sphere_joint_mean", "sphere_mean",
     "sphere_pair_mean",
-]
+]  # fmt: skip

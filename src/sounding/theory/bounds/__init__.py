@@ -21,17 +21,9 @@ if TYPE_CHECKING:
     from sounding.theory.bounds.kernel_maps import Norm
 
 __all__ = [
-    "Assumption",
-    "Bound",
-    "THEOREMS",
-    "evaluate",
-    "kernel_numbers",
-    "kernel_maps",
-    "orth2021",
-    "parameters",
-    "rank2020",
-    "thesis2024",
-]
+    "Assumption", "Bound", "THEOREMS", "evaluate", "kernel_numbers", "kernel_maps", "orth2021", "parameters",
+    "rank2020", "thesis2024",
+]  # fmt: skip
 
 THEOREMS: dict[str, Callable[..., Bound]] = {
     "rank2020-lemma1": rank2020.lemma_1,

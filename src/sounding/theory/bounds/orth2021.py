@@ -43,7 +43,7 @@ def expected_spectrum(singular_values: ArrayLike) -> Array:
     # the trapezoid rule in ln t is exponentially exact, for the integrand's nearest poles are at Im ln t = ±π
     coarse, fine = (_trapezoid(eigenvalues[positive], step) for step in (0.2, 0.1))
     error = float(np.max(np.abs(fine - coarse)))
-    if error > 1e-11:
+    if error > 1e-11:  # the finer step leaves the square of that
         raise NumericalError(f"the p_i integral did not settle: two step sizes differ by {error:.2g}", state=fine)
     shares = np.zeros_like(eigenvalues)
     shares[positive] = fine
@@ -55,7 +55,7 @@ def _eigenvalues(singular_values: ArrayLike) -> Array:
     sigma = np.asarray(singular_values, dtype=np.float64)
     if sigma.ndim != 1 or sigma.size < 1 or not np.all(np.isfinite(sigma)) or np.any(sigma < 0) or not np.any(sigma):
         raise UsageError(f"expected singular values: a list of numbers ≥ 0, not all 0, got {singular_values!r}")
-    eigenvalues = (sigma / sigma.max()) ** 2
+    eigenvalues = (sigma / sigma.max()) ** 2  # scaled before they are squared: 1e-200 has a spectrum too
     return np.asarray(eigenvalues / eigenvalues.sum())
 
 

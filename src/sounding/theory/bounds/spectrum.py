@@ -27,6 +27,7 @@ def isometry(gram: Array) -> float:
     """det(G)^{1/n}/(Tr G/n) (thesis2024 eq. 4.2) from the eigenvalues; 0 for a degenerate G."""
     eigenvalues = np.linalg.eigvalsh(gram)
     mean = float(eigenvalues.mean())
+    # what an eigenvalue routine leaves of a zero is n·eps of the largest
     if mean <= 0 or eigenvalues[0] <= len(eigenvalues) * np.finfo(np.float64).eps * eigenvalues[-1]:
         return 0.0
     return math.exp(float(np.mean(np.log(eigenvalues / mean))))

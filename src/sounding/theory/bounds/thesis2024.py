@@ -65,9 +65,11 @@ def theorem_3_2(
     if not regular or alpha == 0:
         curve = np.full(layers + 1, math.inf)
     elif version == "printed":
+        # below d = n the printed root has no meaning; 0 is its limit at d = n
         floor = n / math.sqrt(d) * math.sqrt(max(math.log(d / n), 0.0) / alpha)
         curve = constant * condition * ((1 - alpha) ** (levels / 2) + floor)
     else:
+        # from ε = 1 on the logarithm is not positive, and the theorem says nothing
         noise = epsilon**2 * math.log(1 / epsilon) / alpha if epsilon < 1 else math.inf
         curve = np.sqrt(constant * (eigenvalues[-1] ** 2 * (1 - alpha) ** levels + noise) / failure)
     return over_depth(

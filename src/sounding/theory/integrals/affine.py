@@ -117,7 +117,7 @@ class Affine:
                 hint="a continuous activation",
             )
         if phi.derivative_error == 0:
-            return
+            return  # a slope that is given may be infinite at a kink: cells crowd their nodes there
         rises = np.abs(sides - phi(kinks)[:, None, None])
         near, far = rises[..., 0], rises[..., 1]
         # beside a side that rises, a flat one shows only how well the kink is known

@@ -70,7 +70,7 @@ class Cells:
         power = self.column(self.POWER)
         variable = self.column(self.ORIGIN) + self.column(self.WIDTH) * u**power
         radial_weight = radial_weight * self.column(self.WIDTH) * power * u ** (power - 1.0)
-        reach = np.maximum(radius(variable), np.finfo(float).tiny)
+        reach = np.maximum(radius(variable), np.finfo(float).tiny)  # kinks are divided by it
         below, above = (self._curve(reach, *columns) for columns in ((7, 8, 9), (10, 11, 12)))
         # two more, of no weight, at the curves: what lies beyond the last node is seen there, so m = n + 2
         if self.grading == 1:

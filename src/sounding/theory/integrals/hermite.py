@@ -68,7 +68,7 @@ def expand(activation: ActivationLike, *, count: int = 16, tolerance: float = 1e
             hint="an activation that grows more slowly than exp(x²/4)",
         )
     reach = _reach(phi)
-    edges = [phi.center - phi.length, phi.center + phi.length]
+    edges = [phi.center - phi.length, phi.center + phi.length]  # a narrow φ would fall between the first nodes
     coefficients: list[float] = []
     error, second_moment, root = 0.0, 0.0, (2 * math.pi) ** -0.25
 

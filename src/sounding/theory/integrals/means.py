@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from sounding.theory.integrals.cells import AdaptedCells, Goal, PairFunction, Pl
 from sounding.theory.integrals.panels import SOFT_EDGES, Adapted, Panels, end_panel, integrate, interval
 
 Function = Callable[[Array], Array]
+Outcome = TypeVar("Outcome", Adapted, AdaptedCells)
 
 # beyond 38 standard deviations the Gaussian density underflows; an integrand that still matters there has no mean
 _BLOCKS = (13.0, 16.0, 20.0, 24.0, 28.0, 33.0, 38.0)
@@ -51,21 +54,12 @@ def line_means(f: Function, line: Line, *, tolerance: float, what: str = "the in
     def integrand(y: Array) -> Array:
         return np.atleast_2d(f(y)) * (line.density((y - mean) / std) / scale)
 
-    blocks: list[Adapted] = []
-    inner = 0.0
-    for outer in _outer_ends(support):
+    def add(inner: float, outer: float, beside: Array | float) -> Adapted:
         shells = [(-outer, -inner), (inner, outer)] if inner else [(-outer, outer)]
         pieces = [_piece(mean, scale, a, b, support, kinks, soft) for a, b in shells]
-        beside = np.sum([earlier.magnitudes for earlier in blocks], axis=0) if blocks else 0.0
-        block = integrate(integrand, Panels.join(pieces), tolerance=tolerance, beside=beside, what=what)
-        share = block.magnitudes / np.maximum(beside if blocks else block.magnitudes, 1e-300)
-        blocks.append(block)
-        inner = outer
-        if len(blocks) > 1 and bool((share < 1e-17).all()):
-            break
-    else:
-        if math.isinf(support) and bool((share > tolerance).any()):
-            raise NumericalError(f"the expectation of {what} does not exist: it grows faster than the Gaussian decays")
+        return integrate(integrand, Panels.join(pieces), tolerance=tolerance, beside=beside, what=what)
+
+    blocks = _outwards(add, support, tolerance, what)
     sums = np.sum([(block.values, block.errors, block.magnitudes) for block in blocks], axis=0)
     return Adapted(sums[0], sums[1], sums[2], sum(block.evaluations for block in blocks))
 
@@ -74,7 +68,6 @@ def pair_means(
     f: PairFunction, plane: Plane, *, goal: Goal, weight: Function | None = None, rows: tuple[int, ...] = (0,)
 ) -> AdaptedCells:
     """(1/2π) ∫∫ weight(v) f dψ dv for f returning (m, n), in blocks of the radius while they matter."""
-    results: list[AdaptedCells] = []
     size, spread = plane.batch_size, plane.spread
     # the radial variable is the angle χ with T = √(B−1) sin χ on the sphere, and T itself for a Gaussian; the default
     # weight is the law of T: (B−3) cos^(B−4)χ sin χ, and T exp(−T²/2)
@@ -82,31 +75,34 @@ def pair_means(
     reach = math.sqrt(size - 1) if math.isfinite(size) else math.inf
     turns = math.pi if plane.symmetric else 2 * math.pi
     law = weight or default
-    inner = 0.0
-    for outer in _outer_ends(reach / spread):
+
+    def add(inner: float, outer: float, beside: Array | float) -> AdaptedCells:
         # the end of the support itself, since the arcsine makes 1e-8 of a rounding there
         end = reach if outer >= reach / spread else outer * spread
         radial = Radial(variable(inner * spread), variable(end), radius, variable, lambda v: law(v) / turns, rows)
-        beside = np.sum([result.magnitudes for result in results], axis=0) if results else 0.0
-        found = integrate_cells(f, radial, plane, goal, beside)
-        total = beside if results else found.magnitudes
-        share = found.magnitudes / np.maximum(total, 1e-300)
-        results.append(found)
-        inner = outer
-        if len(results) > 1 and bool((share < 1e-17).all()):
-            break
-    else:
-        if math.isinf(reach) and bool((share > goal.tolerance).any()):
-            raise NumericalError(
-                f"the expectation of {goal.what} does not exist: it grows faster than the Gaussian decays"
-            )
+        return integrate_cells(f, radial, plane, goal, beside)
+
+    results = _outwards(add, reach / spread, goal.tolerance, goal.what)
     rings, evaluations = Rings.join([result.rings for result in results]), sum(result.evaluations for result in results)
     return AdaptedCells.of(rings, lambda v: law(v) / turns, rows, evaluations=evaluations)
 
 
-def _outer_ends(support: float) -> list[float]:
-    """Where the blocks end, in standard deviations; the last at the support or where the Gaussian underflows."""
-    return [*(block for block in _BLOCKS if block < support), *([support] if support <= _BLOCKS[-1] else [])]
+def _outwards(
+    add: Callable[[float, float, Array | float], Outcome], support: float, tolerance: float, what: str
+) -> list[Outcome]:
+    """What `add` finds from block to block, in standard deviations, while it matters beside what lies farther in."""
+    ends = [*(block for block in _BLOCKS if block < support), *([support] if support <= _BLOCKS[-1] else [])]
+    found = [add(0.0, ends[0], 0.0)]
+    share = np.ones(1)
+    for inner, outer in pairwise(ends):
+        beside = np.sum([earlier.magnitudes for earlier in found], axis=0)
+        found.append(add(inner, outer, beside))
+        share = found[-1].magnitudes / np.maximum(beside, 1e-300)
+        if bool((share < 1e-17).all()):
+            return found
+    if math.isinf(support) and bool((share > tolerance).any()):
+        raise NumericalError(f"the expectation of {what} does not exist: it grows faster than the Gaussian decays")
+    return found
 
 
 def radial_law(batch_size: float) -> tuple[Function, Callable[[float], float], Function]:

@@ -143,8 +143,7 @@ class Expectations:
             rows = (phi, phi * phi, phi * z, phi * z * z, (phi * z) ** 2, slope, slope * slope)
             return np.stack(rows) * law.line_weight(x, 0.0)
 
-        noise = affine.slope_noise(law.spread)
-        return _pack(GaussianMoments, *self._along_line(law, integrands, tolerance), noise)
+        return _pack(GaussianMoments, *self._along_line(law, integrands, tolerance), affine.slope_noise(law.spread))
 
     def line(self, law: NormalizedLaw, *, tolerance: float = 1e-12) -> tuple[LineMoments, LineMoments]:
         """The moments of one coordinate by adaptive panels, and their errors; the second way beside the table."""
@@ -159,8 +158,7 @@ class Expectations:
             rows = (phi * w0, square * w0, square * w1, square * x2 * w1, slope * (1.0 - x2 / width) * h)
             return np.stack([*rows, slope2 * r2, slope2 * x2 * r2, slope2 * x2 * x2 * r2, slope2 * x2 * r4])
 
-        noise = affine.slope_noise(law.spread)
-        return _pack(LineMoments, *self._along_line(law, integrands, tolerance), noise)
+        return _pack(LineMoments, *self._along_line(law, integrands, tolerance), affine.slope_noise(law.spread))
 
     def planar(self, law: NormalizedLaw, *, tolerance: float = 1e-12) -> tuple[PairMoments, PairMoments]:
         """The moments of two coordinates by cells without a table, and their errors; the second way for many."""
@@ -220,9 +218,8 @@ class Expectations:
             self.method = Method("bounded polynomials", "cells ran out before they resolved the waves or steep slopes")
             return bounded
         if self.method.name == "cells":
-            self.method = Method(
-                "bounded polynomials", f"{kinks} kinks within reach of a small batch; cells serve up to {MOST_KINKS}"
-            )
+            why = f"{kinks} kinks within reach of a small batch; cells serve up to {MOST_KINKS}"
+            self.method = Method("bounded polynomials", why)
         return self.polynomials.bounded(law, wanted, tolerance=allowed)
 
     def _along_line(

@@ -132,25 +132,26 @@ def integrate(
     what: str = "the integrand",
 ) -> Adapted:
     """∫ f over the panels for f: (n,) → (m, n), each to `tolerance` relative to ∫|f|, here and `beside` together."""
-    done: list[tuple[int, Array, Array, Array]] = []
+    done: list[tuple[Array, Array, Array]] = []
     tail_value: Array | float = 0.0
     tail_error: Array | float = 0.0
     evaluations = 0
     settled_sum: Array | float = beside
-    for _ in range(_MAX_ROUNDS):
+    for round_number in range(_MAX_ROUNDS):
         value, error, magnitude = _evaluate(f, panels, what)
         evaluations += panels.low.size * (LOW_ORDER + HIGH_ORDER)
         total = settled_sum + magnitude.sum(axis=1)
-        count = panels.low.size + sum(part[0] for part in done)
+        count = panels.low.size + sum(part[0].shape[1] for part in done)
         allowed = tolerance * np.maximum(total, np.finfo(float).tiny)
         good = (error <= np.maximum(allowed[:, None] / (2 * count), 4e-16 * total[:, None])).all(axis=0)
-        done.append((int(good.sum()), value[:, good], error[:, good], magnitude[:, good]))
+        if evaluations > _MAX_EVALUATIONS or round_number == _MAX_ROUNDS - 1:
+            good[:] = True
+        # a panel may miss its share where all together keep within half of what is allowed
+        good |= bool((error.sum(axis=1) <= 0.5 * allowed).all())
+        done.append((value[:, good], error[:, good], magnitude[:, good]))
         settled_sum = settled_sum + magnitude[:, good].sum(axis=1)
         bad = panels.take(~good)
         if not bad.low.size:
-            break
-        if evaluations > _MAX_EVALUATIONS or bool((error.sum(axis=1) <= 0.5 * allowed).all()):
-            done.append((bad.low.size, value[:, ~good], error[:, ~good], magnitude[:, ~good]))
             break
         # a panel at a kink that keeps failing is replaced by a geometric ladder of panels down to the kink, and the
         # remainder by the ladder's own geometric series
@@ -166,13 +167,9 @@ def integrate(
         middle = 0.5 * (cut.low + cut.high)
         halves = (replace(cut, high=middle, depth=cut.depth + 1), replace(cut, low=middle, depth=cut.depth + 1))
         panels = Panels.join([*halves, *rungs])
-    else:
-        done.append((panels.low.size, value, error, magnitude))
-    values = sum((part[1].sum(axis=1) for part in done), np.zeros(1)) + tail_value
-    magnitudes = sum((part[3].sum(axis=1) for part in done), np.zeros(1))
+    values, errors, magnitudes = (np.sum([part[k].sum(axis=1) for part in done], axis=0) for k in range(3))
     # the difference between orders 14 and 22, of which the second is returned, plus rounding
-    errors = sum((part[2].sum(axis=1) for part in done), np.zeros(1)) + tail_error + 2e-16 * magnitudes
-    return Adapted(values, errors, magnitudes, evaluations)
+    return Adapted(values + tail_value, errors + tail_error + 2e-16 * magnitudes, magnitudes, evaluations)
 
 
 def _evaluate(f: Callable[[Array], Array], panels: Panels, what: str) -> tuple[Array, Array, Array]:
@@ -222,6 +219,7 @@ def _series(f: Callable[[Array], Array], ladder: Panels, what: str) -> tuple[Arr
     with np.errstate(all="ignore"):
         ratio = np.where(rungs[:, 1] != 0, rungs[:, 2] / rungs[:, 1], 0.0)
         earlier = np.where(rungs[:, 0] != 0, rungs[:, 1] / rungs[:, 0], 0.0)
+    # rungs shrink by 4^−(p+1) towards an integrable power p > −1; here they do not
     if bool((ratio >= 1.0 - 1e-6).any()):
         raise NumericalError(
             f"{what} grows too fast towards x = {ladder.origin[0]:.6g}: its expectation is infinite",

@@ -116,7 +116,7 @@ def power_spread(degree: float, slopes: Slopes, law: NormalizedLaw) -> float:
 
 def require_slope(degree: float) -> None:
     """Raise where E D² is infinite."""
-    if degree <= 0.5:
+    if degree <= 0.5:  # D² ∝ |x|^(2α − 2), whose integral at 0 diverges
         raise NumericalError(
             f"the squared slope of a power of degree {degree:g} has an infinite mean", hint="a degree above 1/2"
         )

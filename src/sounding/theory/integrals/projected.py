@@ -56,7 +56,7 @@ class ProjectedLaw:
     def of(cls, centred: Array, eps: float) -> ProjectedLaw:
         """The law for S = GΣG, of rank one at least."""
         values, vectors = np.linalg.eigh(centred)
-        kept = values > 1e-12 * values[-1]
+        kept = values > 1e-12 * values[-1]  # centring alone leaves one direction at rounding
         values, vectors = values[kept], vectors[:, kept]
         unit = float(values.sum())
         values = values / unit

@@ -214,6 +214,7 @@ def _joint_mean(
     lines: list[list[float]] = []
     for i in range(2):
         line = [(k - means[i]) / stds[i] for k in kinks[i]]
+        # a function much narrower than the law would fall between the first nodes: cells shall end at its centre
         if lengths[i] < 0.7 * stds[i]:
             line.append((centers[i] - means[i]) / stds[i])
         lines.append(line)
