@@ -56,7 +56,7 @@ class Grid:
         """
         found = {}
         for seed in {entry["seed"] for entry in self.settings}:
-            # neighbouring seeds give unrelated generators
+            # neighbouring seeds give unrelated generators; a SeedSequence takes no negative numbers
             mixed = np.random.SeedSequence([random_seed % 2**64, seed % 2**64]).generate_state(1, np.uint64)[0]
             found[seed] = torch.Generator().manual_seed(int(mixed))
         return [found[entry["seed"]] for entry in self.settings]

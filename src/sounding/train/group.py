@@ -269,6 +269,7 @@ class Group:
         """The step as a CUDA graph; the steps that warm it up are taken back."""
         assert self._batch is not None
         kept = [tensor.detach().clone() for tensor in self.tensors()]
+        # torch wants warm-ups on another stream than the one that it captures
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(side):

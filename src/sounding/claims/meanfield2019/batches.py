@@ -307,6 +307,7 @@ def _pull_back_parts(size: int, values: Values, context: Context, *, offset: int
         weight = torch.randn(count, width, width, **place) / math.sqrt(width)
         before = torch.bmm(state, weight.mT).requires_grad_()
         output = torch.relu(batch_norm(before))
+        # of small odd sizes the shifted signs would make a variance negative
         after = torch.randn(count, size, width, **place) * (1 + 0.8 * signs).clamp_min(0.05).sqrt()[:, None]
         after = after - after.mean(1, keepdim=True)  # gradients at h sum to 0 over a batch
         following = torch.randn(count, width, width, **place) / math.sqrt(width)

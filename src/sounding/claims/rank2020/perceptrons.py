@@ -243,6 +243,7 @@ def measure_fig6(values: Values, context: Context) -> Outcome:
     """Training accuracy and r(H) through training, for three levels of pre-training and two starts of batch norm."""
     inputs, labels, *_ = load_pixels(values["dataset"], context)
     features, pixels, shape, device = inputs.shape[1], inputs.cpu(), pick(values, "depth width"), context.device
+    # levels of a run start alike: what is compared is the pre-training alone
     kinds: list[list[Mlp]] = []
     for steps in (0, 25, 75):
         kinds.append([Mlp(features, 10, **shape, generator=context.generator(run)) for run in range(values["runs"])])

@@ -67,6 +67,7 @@ def map_of_weights(weights: Array, name: str = "") -> CorrelationMap:
     case = kernel_case(float(weights[0]), float(slope(1.0)))
     point = {1: 0.0, 2: 1.0, 3: 1.0}.get(case)  # case 4 has its fixed point inside
     if point is None:
+        # short of 1, which is a fixed point of every map
         point = float(brentq(lambda rho: float(series(rho)) - rho, 0.0, 1 - 1e-7, xtol=1e-15))
     return CorrelationMap(
         name=name,
@@ -247,7 +248,9 @@ def measure_attractor(values: Values, context: Context) -> Outcome:
     activations = [map_of(name) for name in values["activations"]]
     randoms = [one for case in (1, 2, 3, 4) for one in random_maps(case, values["random"], context)]
     counts, places = [], []
-    fine = np.linspace(-1 + 1e-9, 1 - 1e-9, 4001)
+    fine = np.linspace(
+        -1 + 1e-9, 1 - 1e-9, 4001
+    )  # 1 is a fixed point of every map: whether it attracts shows beside it
     for one in activations + randoms:
         rising = one.kappa(fine) - fine > 0
         inside = np.flatnonzero(rising[:-1] & ~rising[1:])  # κ crosses the diagonal from above

@@ -80,6 +80,7 @@ def measure_accuracy(values: Values, context: Context) -> Outcome:
         error = {a: np.mean([1 - final[a, depth] for depth in depths], axis=0) for a in ACTIVATIONS}
         for activation in NONLINEAR:
             widening = over_runs(_ratio(found, activation, -1) / _ratio(found, activation, values["looks"] // 2 - 1))
+            # a network without an error left has no ratio
             ratio = over_runs(error["identity"] / np.maximum(error[activation], 1e-4))
             ratio = unfinished(ratio, towards=math.inf) if widening.low > 1 else ratio
             numbers |= {f"widening_over_{activation}": widening, f"{part}_error_of_identity_over_{activation}": ratio}
