@@ -62,6 +62,13 @@ class Chatty(nn.Linear):
         print("chatter")
         return super().forward(x)
 
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.places, self.head = nn.Embedding(96, 8), nn.Embedding(16, 8), nn.Linear(8, 4)
+    def forward(self, x):
+        return self.head((self.words(x) + self.places(torch.arange(x.shape[1]))).mean(1))
+
 class Failing(nn.Linear):
     def __init__(self):
         super().__init__(64, 10)
@@ -445,3 +452,17 @@ def test_a_long_theory_says_so_on_stderr(monkeypatch):
     assert "--no-theory leaves it out" in run("net.py:healthy").stderr
     assert "--no-theory" not in run("net.py:healthy", "--no-theory").stderr
     assert "--no-theory" not in run("net.py:healthy", "--quiet").stderr
+
+
+@pytest.mark.parametrize(
+    ("length", "largest", "told"),
+    [
+        (8, 199, "the index 199 is out of bounds for the embedding 'words', which has 96 rows (0 to 95)"),
+        (20, 95, "a sequence of 20 is out of bounds for the embedding 'places', which has 16 rows (0 to 15)"),
+    ],
+)
+def test_an_index_beyond_an_embedding_is_named(length, largest, told):
+    np.savez("tokens.npz", inputs=np.full((40, length), largest), targets=np.zeros(40, dtype=int))
+    result = run("net.py:Tokens", "--data", "tokens.npz")
+    assert result.exit_code == ExitCode.USAGE
+    assert told in result.stderr

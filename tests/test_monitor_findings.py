@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 import sounding
 from sounding.errors import UsageError
 from sounding.probe.reading import LayerCall, Reading
-from sounding.probe.records import Finding
+from sounding.probe.records import Finding, Severity
 from sounding.train.monitor import Event, Logarithmic, Monitor, Steps
 from sounding.train.monitor.changes import Changes
 
@@ -276,3 +276,17 @@ def test_no_rank_is_said_to_fall_below_one() -> None:
         (event,) = Changes().since(0, [rank], Reading(LayerCall(0, "input", {}), (), {}, {}))
         assert event.text.startswith(words)
         assert "below 1 " not in event.text
+
+
+def test_a_severity_eases_only_with_its_numbers() -> None:
+    """A line between 27.7 and 27.6 does not ease what has not become better; half of it does."""
+
+    def collapse(severity: Severity, std: float) -> Finding:
+        return Finding("entropy_collapse", severity, "attn", 3, {"score_std": std, "score_max": std**2}, "", "", ())
+
+    changes = Changes()
+    assert [one.severity for one in changes.hold([collapse("high", 27.7)])] == ["high"]
+    for std in (27.9, 27.2, 26.0):
+        assert [one.severity for one in changes.hold([collapse("medium", std)])] == ["high"]
+    assert [one.severity for one in changes.hold([collapse("medium", 14.0)])] == ["medium"]
+    assert [one.severity for one in changes.hold([collapse("high", 14.1)])] == ["high"]

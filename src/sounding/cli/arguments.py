@@ -88,7 +88,7 @@ def unasked(model: nn.Module, batch: Batch, reason: str) -> str:
     A network that takes any others, or one mapping, may know what to do with them: so they are named after a refusal,
     unless torch itself raised it, for a shape or a dtype, which a layer sees that has got its array.
     """
-    if reason.startswith(("RuntimeError", "IndexError")):
+    if reason.startswith(("RuntimeError", "IndexError")) or "out of bounds" in reason:
         return ""
     known, _, _ = _arguments(model)
     names = [] if not isinstance(batch.arguments, Mapping) or "inputs" in batch.arguments else list(batch.arguments)

@@ -252,12 +252,31 @@ def _try(model: nn.Module, batch: Batch, axis: int, count: int | None = 2) -> tu
         if isinstance(output, torch.Tensor) and next(module.parameters(recurse=False), None) is not None:
             values += output.numel()
 
+    beyond: list[str] = []
+
+    def look(name: str, module: nn.Embedding, inputs: tuple[torch.Tensor, ...]) -> None:
+        if not inputs or not inputs[0].numel():
+            return
+        rows, indices = module.num_embeddings, inputs[0]
+        most, least = int(indices.max()), int(indices.min())
+        if most < rows and least >= 0:
+            return
+        # positions are counted by the network itself, up to the length of the sequence
+        counted = indices.shape[-1] == most + 1 and bool((indices == torch.arange(most + 1).to(indices)).all())
+        told = f"a sequence of {most + 1}" if counted else f"the index {least if least < 0 else most}"
+        beyond.append(f"{told} is out of bounds for the embedding {name!r}, which has {rows} rows (0 to {rows - 1})")
+
     hooks = [module.register_forward_hook(add) for module in model.modules()]
+    hooks += [
+        module.register_forward_pre_hook(functools.partial(look, name))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Embedding)
+    ]
     try:
         with hooked(hooks):
             _answer(model, batch, axis, count)
     except Exception as error:
-        return in_words(error.__cause__ or error), 0.0
+        return beyond[-1] if beyond else in_words(error.__cause__ or error), 0.0
     return None, values / min(count or batch.inputs.shape[axis], batch.inputs.shape[axis])
 
 
@@ -276,6 +295,8 @@ def _hint(model: nn.Module, data: str | None, refusal: str) -> str:
     # Python's own words where forward has other arguments than one
     if "positional argument" in refusal:
         return f"--data FILE.npz with arrays {needed_names(model)}, or a module around it that takes one input"
+    if "out of bounds for the embedding" in refusal:
+        return "inputs within its rows, or an embedding of more rows"
     if "not equally many" in refusal:
         return "arrays of equally many samples"
     with contextlib.suppress(Exception):  # the library refuses in many ways, and a hint must not fail

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from sounding.errors import UsageError
@@ -22,6 +22,9 @@ WHOLE = frozenset({"gradient_explosion", "gradient_vanishing", "gradient_alignme
 # Measured steps that must agree before something is said to ease or to go. With two, a number that crosses its line at
 # every third step still makes news each time; each more delays the good news by one measured step.
 HELD = 3
+# A finding is milder only where one of its numbers has moved by more than this share: two batches of one network differ
+# by some hundredths, and a severity that has its line in between would ease while the numbers get worse.
+MOVED = 0.1
 # A step that moves a layer's weights by more than this share of their size is told. Of 22 trainings on digits (SGD and
 # Adam, 2 and 10 layers), the loss rose to more than 1.3 times its start in 7 of the 8 whose first step moved a layer by
 # more than 0.3, and in none of the others (bench/update_ratio.py).
@@ -90,7 +93,26 @@ class Changes:
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = _checked(limits)
         self._seen: deque[dict[str, Finding]] = deque(maxlen=HELD)
+        self._firm: dict[str, Finding] = {}
         self._beyond: dict[tuple[str, str], deque[frozenset[int]]] = {key: deque(maxlen=HELD) for key in self._limits}
+
+    def hold(self, findings: Sequence[Finding]) -> list[Finding]:
+        """The findings of a step, each as severe as it was while its numbers are what they were."""
+        held = []
+        for finding in findings:
+            old = self._firm.get(finding.kind)
+            if (
+                old is not None
+                and SEVERITIES[old.severity] < SEVERITIES[finding.severity]
+                and not _has_moved(old, finding)
+            ):
+                held.append(replace(finding, severity=old.severity))
+            else:
+                held.append(finding)
+        # a finding that was held leaves the numbers at which its severity was measured
+        kept = {one.kind: self._firm[one.kind] for one, now in zip(findings, held, strict=True) if now is not one}
+        self._firm = {finding.kind: finding for finding in reversed(held)} | kept
+        return held
 
     def since(
         self, step: int, findings: Sequence[Finding], reading: Reading, *, rows: Sequence[Row] = ()
@@ -159,6 +181,13 @@ def _worst(steps: Iterable[Mapping[str, Finding]]) -> dict[str, Finding]:
             if kind not in found or SEVERITIES[finding.severity] <= SEVERITIES[found[kind].severity]:
                 found[kind] = finding
     return found
+
+
+def _has_moved(old: Finding, new: Finding) -> bool:
+    """Whether a number of a finding is another one: one that its phrase tells, where it tells any."""
+    shared = old.evidence.keys() & new.evidence.keys()
+    told = {key for key in shared if f"{{{key}:" in PHRASES.get(new.kind, "")} or shared
+    return not told or any(abs(new.evidence[key] - old.evidence[key]) > MOVED * abs(old.evidence[key]) for key in told)
 
 
 def _event(step: int, change: Change, finding: Finding, text: str) -> Event:

@@ -17,7 +17,7 @@ from sounding.probe.meeting import count_meetings
 from sounding.probe.pipeline import pipelining
 from sounding.probe.records import Report, Unmeasured
 from sounding.probe.thresholds import THRESHOLDS, Thresholds
-from sounding.probe.verdict import judge_reading
+from sounding.probe.verdict import conclude, judge_reading
 from sounding.profile import Profile
 from sounding.train.monitor.changes import Changes, Event, Limits
 from sounding.train.monitor.selection import Modules, Pick, Schedule, as_picks, as_schedule, choose_measures
@@ -275,6 +275,9 @@ class Monitor:
         reading = window.reading
         rows, inside = window.look_between() or ((), ())
         verdict = judge_reading(reading, thresholds=self._thresholds, beside=inside)
+        held = self._changes.hold(verdict.findings)
+        if held != list(verdict.findings):
+            verdict = conclude(reading, held)
         events = self._changes.since(window.step, verdict.findings, reading, rows=rows)
         snapshot = Measured(window.step, reading, verdict, events, rows=rows, chosen=self._measures)
         self._memory.write(snapshot)
