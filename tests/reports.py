@@ -66,7 +66,12 @@ def make_report(layers=4, *, findings=(), unmeasured=(), environment=None, **set
     sentence = "signal survives." if healthy else "representations collapse."
     return Report(
         make_profile(layers, **settings),
-        Verdict("healthy" if healthy else "unhealthy", tuple(findings), sentence),
+        Verdict(
+            "healthy" if healthy else "unhealthy",
+            tuple(findings),
+            sentence,
+            warnings=len(findings) if healthy else 0,
+        ),
         tuple(Unmeasured(name, reason) for name, reason in unmeasured),
         {"torch": "2.0", "device": "cpu"} if environment is None else environment,
     )

@@ -78,7 +78,7 @@ def test_a_healthy_report_says_so():
     assert "Unhealthy" not in text
     assert "Nothing to report." in text
     warned = make_report(findings=[make_finding("dead_units", severity="medium")])
-    assert "Healthy, with warnings" in Reader(render_html(warned)).text
+    assert "Healthy, with a warning" in Reader(render_html(warned)).text
 
 
 def test_no_network_reference():

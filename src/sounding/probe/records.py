@@ -133,10 +133,15 @@ class Verdict:
         return self.status == "healthy"
 
     @property
+    def head(self) -> str:
+        """The status in words, with the number of warnings."""
+        warned = "a warning" if self.warnings == 1 else f"{self.warnings} warnings"
+        return f"{self.status.capitalize()}{f', with {warned}' if self.warnings else ''}"
+
+    @property
     def summary(self) -> str:
         """The status and why, in one or two sentences."""
-        warned = "a warning" if self.warnings == 1 else f"{self.warnings} warnings"
-        return f"{self.status.capitalize()}{f', with {warned}' if self.warnings else ''}: {self.sentence}"
+        return f"{self.head}: {self.sentence}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
@@ -172,7 +173,24 @@ def _phrase(finding: Finding, depth: int) -> str:
             return f"NaN or infinity appears at {where}"
         case "cause":
             return f"the likely cause is that {finding.found}; the network would do better {finding.expected}"
+        case "entropy_collapse" if "score_std" in evidence:
+            said = f"the attention scores of {finding.layer!r} have a standard deviation of {evidence['score_std']:.3g}"
+            return f"{said}, where about 1 is usual"
         case _:
-            return (
-                f"{finding.parameter or finding.layer or 'the network'}: {finding.found}, expected {finding.expected}"
-            )
+            return _first_clause(finding)
+
+
+def _first_clause(finding: Finding) -> str:
+    """The first clause of the reason, with the place where it does not name that.
+
+    >>> why = "The outputs are probabilities already (softmax): the loss starts at 2.3. It cannot fall below 1.46."
+    >>> _first_clause(Finding("softmax_twice", "medium", "fc", 26, {}, why, "", ()))
+    "the outputs are probabilities already (at 'fc')"
+    """
+    place = finding.parameter or finding.layer or ""
+    sentence = re.split(r"\. (?=[A-Z])", finding.why.rstrip("."))[0]
+    clause = re.split(r"[:;] ", re.sub(r" \([^()]*\)", "", sentence))[0]
+    # a name of a module keeps its letters
+    if clause.split(" ")[0].isalpha() and not clause.startswith(place or " "):
+        clause = clause[:1].lower() + clause[1:]
+    return clause if place in clause else f"{clause} (at {place!r})"

@@ -16,12 +16,7 @@ from sounding.probe.records import Finding, Report
 from sounding.report.words import EVIDENCE, PAPERS
 
 Reports = Mapping[str, Report]
-STATES = {  # of a verdict: the class of its card, and the word on it
-    "healthy": ("good", "Healthy"),
-    "warned": ("warn", "Healthy, with warnings"),
-    "unhealthy": ("bad", "Unhealthy"),
-    "not known": ("unknown", "Not known"),
-}
+STATES = {"healthy": "good", "unhealthy": "bad", "not known": "unknown"}  # of a verdict: the class of its card
 
 
 def escape(text: str) -> str:
@@ -57,7 +52,7 @@ def write_verdicts(reports: Reports) -> str:
 def _write_verdict(name: str, report: Report) -> str:
     verdict = report.verdict
     warned = verdict.status == "healthy" and verdict.findings
-    state, word = STATES["warned" if warned else verdict.status]
+    state = "warn" if warned else STATES[verdict.status]
     sentence = verdict.sentence[:1].upper() + verdict.sentence[1:]
     partial = '<p class="partial" role="note">Interrupted: this is what was measured until then.</p>'
     data, start = str(report.environment.get("data", "")), report.profile.settings.get("start")
@@ -68,7 +63,7 @@ def _write_verdict(name: str, report: Report) -> str:
     )
     return (
         f'<article class="verdict {state}">{heading}'
-        f'<h2><span class="mark" aria-hidden="true"></span>{escape(word)}</h2>'
+        f'<h2><span class="mark" aria-hidden="true"></span>{escape(verdict.head)}</h2>'
         f'<p class="summary">{escape(sentence)}</p>{partial if report.profile.settings.get("partial") else ""}'
         f'<dl class="figures">{figures}</dl></article>'
     )
