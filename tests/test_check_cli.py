@@ -26,7 +26,7 @@ from rich.console import Console
 from reports import make_finding, make_report
 from sounding.cli import cli
 from sounding.cli.check import to_json_object
-from sounding.cli.table import Group, group_calls, print_report
+from sounding.cli.table import COLUMNS, Group, group_calls, print_report
 from sounding.errors import ExitCode, InterruptedRun
 from sounding.probe.reading import read
 from sounding.profile import Profile
@@ -466,3 +466,12 @@ def test_an_index_beyond_an_embedding_is_named(length, largest, told):
     result = run("net.py:Tokens", "--data", "tokens.npz")
     assert result.exit_code == ExitCode.USAGE
     assert told in result.stderr
+
+
+def test_every_word_of_the_table_is_explained():
+    words = ["call", *(column.heading for column in COLUMNS if column.heading not in ("bfloat16", "float8"))]
+    for word in (*words, "depth scales", "rank one", "squared norm", "weight layers"):
+        result = CliRunner().invoke(cli, ["explain", *word.split()])
+        assert result.exit_code == ExitCode.HEALTHY, result.output
+    assert "depth scale" in CliRunner().invoke(cli, ["explain"]).stdout
+    assert CliRunner().invoke(cli, ["explain", "nonsense"]).exit_code == ExitCode.USAGE

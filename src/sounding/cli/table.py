@@ -59,9 +59,9 @@ COLUMNS = (
     Column("mean_cosine", "cosine", "mean cosine between samples", write_number, width=WIDE),
     Column("gradient_log_norm", "gradient", "norm of the loss's gradient at this output", write_log_norm),
     Column("branch_over_stream", "branch", "what a branch adds over its stream", write_number, width=WIDER),
-    Column("headroom_float16", "float16", "bits left to float16's ends", _write_headroom, width=WIDER),
-    Column("headroom_bfloat16", "bfloat16", "bits left to bfloat16's ends", _write_headroom, width=WIDEST),
-    Column("headroom_float8", "float8", "bits left to the ends of float8 e4m3", _write_headroom, width=WIDEST),
+    Column("headroom_float16", "float16", "doublings left until float16 fails", _write_headroom, width=WIDER),
+    Column("headroom_bfloat16", "bfloat16", "… until bfloat16 fails", _write_headroom, width=WIDEST),
+    Column("headroom_float8", "float8", "… until float8 e4m3 fails", _write_headroom, width=WIDEST),
 )  # fmt: skip
 
 
