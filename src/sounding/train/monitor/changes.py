@@ -111,7 +111,9 @@ class Changes:
                 held.append(finding)
         # a finding that was held leaves the numbers at which its severity was measured
         kept = {one.kind: self._firm[one.kind] for one, now in zip(findings, held, strict=True) if now is not one}
-        self._firm = {finding.kind: finding for finding in reversed(held)} | kept
+        self._firm = {}
+        for finding in reversed(held):
+            self._firm[finding.kind] = kept.get(finding.kind, finding)
         return held
 
     def since(
