@@ -15,7 +15,6 @@ import subprocess
 import sys
 import termios
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ from rich.console import Console
 from reports import make_finding, make_report
 from sounding.cli import cli
 from sounding.cli.check import to_json_object
-from sounding.cli.table import COLUMNS, Group, group_calls, print_report
+from sounding.cli.table import group_calls, print_report
 from sounding.errors import ExitCode, InterruptedRun
 from sounding.probe.reading import read
 from sounding.profile import Profile
@@ -61,13 +60,6 @@ class Chatty(nn.Linear):
     def forward(self, x):
         print("chatter")
         return super().forward(x)
-
-class Tokens(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.words, self.places, self.head = nn.Embedding(96, 8), nn.Embedding(16, 8), nn.Linear(8, 4)
-    def forward(self, x):
-        return self.head((self.words(x) + self.places(torch.arange(x.shape[1]))).mean(1))
 
 class Failing(nn.Linear):
     def __init__(self):
@@ -436,42 +428,3 @@ def test_tier_mode_and_modules_are_those_of_python(tmp_path: Path) -> None:
     assert not fast["profile"]["settings"].get("theory", {}).get("applied")
     kept = json.loads(CliRunner().invoke(cli, [*ask, "--mode", "eval"]).stdout)
     assert kept["profile"]["settings"]["mode"] == "eval"
-
-
-def test_names_of_a_row_keep_the_numbers_that_tell_layers_apart():
-    calls = tuple(replace(read(Profile()).input, name=name) for name in ("blocks.10.c1", "blocks.11.c1"))
-    group = Group(calls)
-    assert group.write_name(40) == "blocks.10.c1 … blocks.11.c1"
-    assert group.write_name(22) == "blocks.10.c1 … 11.c1"
-    assert group.write_name(15) == "10.c1 … 11.c1"
-    assert Group(calls, "attention in").write_name(20) == "10–11 attention in"
-
-
-def test_a_long_theory_says_so_on_stderr(monkeypatch):
-    monkeypatch.setattr("sounding.cli.check.SILENCE", 0.0)
-    assert "--no-theory leaves it out" in run("net.py:healthy").stderr
-    assert "--no-theory" not in run("net.py:healthy", "--no-theory").stderr
-    assert "--no-theory" not in run("net.py:healthy", "--quiet").stderr
-
-
-@pytest.mark.parametrize(
-    ("length", "largest", "told"),
-    [
-        (8, 199, "the index 199 is out of bounds for the embedding 'words', which has 96 rows (0 to 95)"),
-        (20, 95, "a sequence of 20 is out of bounds for the embedding 'places', which has 16 rows (0 to 15)"),
-    ],
-)
-def test_an_index_beyond_an_embedding_is_named(length, largest, told):
-    np.savez("tokens.npz", inputs=np.full((40, length), largest), targets=np.zeros(40, dtype=int))
-    result = run("net.py:Tokens", "--data", "tokens.npz")
-    assert result.exit_code == ExitCode.USAGE
-    assert told in result.stderr
-
-
-def test_every_word_of_the_table_is_explained():
-    words = ["call", *(column.heading for column in COLUMNS if column.heading not in ("bfloat16", "float8"))]
-    for word in (*words, "depth scales", "rank one", "squared norm", "weight layers"):
-        result = CliRunner().invoke(cli, ["explain", *word.split()])
-        assert result.exit_code == ExitCode.HEALTHY, result.output
-    assert "depth scale" in CliRunner().invoke(cli, ["explain"]).stdout
-    assert CliRunner().invoke(cli, ["explain", "nonsense"]).exit_code == ExitCode.USAGE
