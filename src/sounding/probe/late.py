@@ -15,13 +15,7 @@ from torch import Tensor
 
 
 class Late(float):
-    """A number that is NaN until `read_back` puts the value that was computed in its place.
-
-    Args:
-        tensor: what the device computes: a float64 number, or an array for `finish` to make a number of.
-        finish: what makes the value from it, on the CPU: of a float for a number, of an array otherwise.
-        normed: whether the number is the norm of the tensor, which is computed with all others when they are read.
-    """
+    """A number that is NaN until `read_back` puts the value that was computed in its place."""
 
     __slots__ = ("finish", "normed", "tensor")
 
@@ -30,9 +24,9 @@ class Late(float):
         number.tensor, number.finish, number.normed = tensor, finish, normed
         return number
 
-    tensor: Tensor
-    finish: Callable[[Any], Any]
-    normed: bool
+    tensor: Tensor  # what the device computes: a float64 number, or an array for `finish` to make a number of
+    finish: Callable[[Any], Any]  # what makes the value from it, on the CPU: of a float for a number, else of an array
+    normed: bool  # whether the number is the norm of the tensor, which is computed with all others when they are read
 
 
 def number_of(tensor: Tensor) -> float:

@@ -99,16 +99,13 @@ Key = tuple[int, int, torch.dtype, torch.device]
 
 @dataclass
 class Moments:
-    """Collects the sample matrices of a pass and measures them in blocks: neither memory nor Python pays per call.
+    """Collects the sample matrices of a pass and measures them in blocks: neither memory nor Python pays per call."""
 
-    Args:
-        tier: "fast" for what norms of the Gram matrix give, "full" for the spectral measures too. Full multiplies in
-            float64, since singular values down to the float32 rounding of the features need it.
-    """
-
+    # "fast" for what norms of the Gram matrix give, "full" for the spectral measures too. Full multiplies in float64,
+    # since singular values down to the float32 rounding of the features need it.
     tier: Tier
     blocks: dict[Key, Block] = field(default_factory=dict)
-    known: dict[Any, tuple[Block, int, bool]] = field(default_factory=dict)
+    known: dict[Any, tuple[Block, int, bool]] = field(default_factory=dict)  # what `_find` has answered
     digests: list[Digest] = field(default_factory=list)
     spectra: Spectra = field(default_factory=Spectra)
 

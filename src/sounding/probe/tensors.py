@@ -16,12 +16,7 @@ SHARE = 0.5
 
 
 class HeldTensor:
-    """A tensor with what does not lie in its memory: shape, flags, gradient, hooks, version.
-
-    Args:
-        name: where it hangs.
-        tensor: the tensor itself.
-    """
+    """A tensor, where it hangs, and what does not lie in its memory: shape, flags, gradient, hooks, version."""
 
     __slots__ = (
         "_function",
