@@ -184,8 +184,7 @@ class _Reader:
 
     def _leave(self, spec: Spec) -> Any:
         def leave(*seen: Any) -> None:  # a hook sees (module, arguments, output), a call of forward the last two
-            with _disable_current_modes():
-                self._name(spec, main_tensor(seen[-1]))
+            self._name(spec, main_tensor(seen[-1]))
 
         return leave
 
@@ -212,13 +211,17 @@ class _Reader:
             draft.name = name
 
     def _node(self, value: Value, tensor: Tensor) -> int | None:
+        if isinstance(value, Traced):
+            return value.node
         try:
-            settled = self._trace.ready(value)
+            with _disable_current_modes():  # what is computed to tell a function is no part of the model
+                settled = self._trace.ready(value)
         except NotCovered:
             return None
-        if settled is not None and settled != value:
-            self._trace.put(tensor, settled)
-        return None if settled is None else settled.node
+        if settled is None:
+            return None
+        self._trace.put(tensor, settled)
+        return settled.node
 
     def blueprint(self, output: Any, batch: Batch, loss: Any, generator: Any) -> Blueprint:
         """The description of the pass, cut down to what leads to a named node or to an output that the loss sees."""
