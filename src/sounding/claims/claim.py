@@ -240,7 +240,7 @@ def stand(
     """
 
     def answer(expectations: Sequence[Expectation]) -> Answer:
-        """It holds if all expectations are met, fails if one is violated."""
+        """One of three answers: "holds" if all expectations are met, "fails" if one is violated, else "open"."""
         statuses = {expectation.judge(numbers.get(expectation.quantity)) for expectation in expectations}
         return "fails" if "violated" in statuses else "open" if "open" in statuses else "holds"
 

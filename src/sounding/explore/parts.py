@@ -18,7 +18,7 @@ from sounding.theory.prescribe import prescriptions
 # seconds of work, not of a clock: a machine that is busy otherwise must not make many small parts
 ANSWER = 0.05  # after which an answer starts no further part; with the part that runs then it stays below 0.15
 PART = 0.04  # that the next part of a prediction may take
-FIRST_BLOCKS, MOST_BLOCKS = 4, 48  # in the first part of a prediction, and in any later one
+FIRST_BLOCKS, MOST_BLOCKS = 4, 24  # in the first part of a prediction, and in any later one
 
 
 class Growing:
@@ -73,7 +73,7 @@ def _predict_blocks(state: State) -> Iterator[Any]:
     while known < state.depth:
         began = time.thread_time()
         yield getattr(predict, state.network)(state.phi, **block_options(state) | {"depth": depth})
-        pace = max(pace, (time.thread_time() - began) / (depth - known))
-        # blocks that an earlier answer met are looked up, and say nothing of the pace of those behind them
+        # blocks that an earlier answer met are looked up, and say little of the pace of those behind them
+        pace = max(pace / 2, (time.thread_time() - began) / (depth - known))
         more = max(1, min(int(PART / pace), MOST_BLOCKS, depth))
         known, depth = depth, min(state.depth, depth + more)
