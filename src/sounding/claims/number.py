@@ -57,9 +57,8 @@ def estimate(value: float, stderr: float, *, samples: int | None = None) -> Numb
 def mean_of(samples: ArrayLike, *, looks: int = 1) -> Number:
     """The mean of independent runs, with Student's interval.
 
-    Args:
-        looks: how many runs of this row were judged in turn, this one included: all their intervals together are then
-            at the level of the ledger (Bonferroni).
+    Of a row that was judged in several `looks` in turn, all intervals together are at the level of the ledger
+    (Bonferroni).
     """
     values = np.asarray(samples, dtype=np.float64).ravel()
     if len(values) < 2:
@@ -120,8 +119,7 @@ def extreme_of(extremes: ArrayLike) -> Number:
 def worst(cases: ArrayLike, extreme: Callable[[Array], float] = np.max, *, dealt: bool = False) -> Number:
     """The largest of drawn cases, or another extreme, from eight groups of them in their order.
 
-    Args:
-        dealt: whether they are dealt out to the groups in turn, because they come by size or by rank.
+    Cases that come by size or by rank are `dealt` out to the groups in turn.
     """
     values = np.asarray(cases, dtype=np.float64).ravel()
     parts = [values[first::GROUPS] for first in range(GROUPS)] if dealt else np.array_split(values, GROUPS)
@@ -205,11 +203,8 @@ def slope_of(x: ArrayLike, y: ArrayLike, *, stderr: Sequence[float] | None = Non
     """The slope of the straight line through (x, y).
 
     The interval takes the larger of two standard errors: the scatter about the line (Student's t, points − 2), and
-    what the given `stderr` of the points imply. A line through two points needs `stderr`.
-
-    Args:
-        straight: whether the points are meant to lie on a line. If not, the slope is the least-squares slope of these
-            very points, and only `stderr` makes it uncertain.
+    what the given `stderr` of the points imply. A line through two points needs `stderr`. Points that are not meant to
+    be `straight` have their least-squares slope, which only `stderr` makes uncertain.
     """
     xs, ys = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if len(xs) < 2 or len(xs) != len(ys) or (len(xs) == 2 and stderr is None):

@@ -18,10 +18,9 @@ KEPT = 16  # results kept of each function: the most that rows of one figure and
 
 
 def share(*unseen: str) -> Callable[[Shared[P, T]], Shared[P, T]]:
-    """A decorator for functions of settings and context that keeps what they return.
+    """Keep what a function of settings and context returns, for rows that differ in the `unseen` settings only.
 
-    Args:
-        unseen: settings in which rows may differ and still share; the function does not get them.
+    The function does not get the unseen ones.
     """
 
     def decorate(function: Shared[P, T]) -> Shared[P, T]:

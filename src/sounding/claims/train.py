@@ -24,13 +24,10 @@ def train_alike_(
     rates: Sequence[float],
     orders: torch.Generator | Sequence[torch.Generator],
 ) -> History:
-    """Train networks as one on the device of the context.
+    """Train networks as one on the device of the context, in blocks of equal length: one block for each rate.
 
-    Args:
-        rates: a learning rate for each, or several for as many parts of equal length.
-        orders: generators that order the samples, in the same way; one for all shares an order.
+    `orders` are generators that order the samples, one for each run of a block; one for all shares an order.
     """
-    # networks come in blocks, a block for each rate
     each = [rate for rate in rates for _ in range(len(networks) // len(rates))]
     if not isinstance(orders, torch.Generator):  # one order for each run of a block, the same in all blocks
         orders = [*orders] * (len(networks) // len(orders))

@@ -144,8 +144,7 @@ def walk_pair(
 ) -> tuple[Array, Array]:
     """The cosine of two samples over depth in random networks of finite width: mean over runs and its half interval.
 
-    Args:
-        norm: "pre-rms", "post-rms", "pre-ln" or "post-ln".
+    The norm is "pre-rms", "post-rms", "pre-ln" or "post-ln".
     """
     place, _, kind = norm.partition("-")
     start, width, runs = (values[name] for name in ("start", "width", "runs"))

@@ -290,8 +290,7 @@ def draw_batches(
 def draw_inputs(kind: str, width: int, count: int, *, generator: torch.Generator) -> torch.Tensor:
     """Independent batches (count, d, d) whose features have norm 1.
 
-    Args:
-        kind: "gaussian", "correlated" samples with a common part, or "isometric", close to the identity.
+    They are "gaussian", "correlated" samples with a common part, or "isometric", close to the identity.
     """
     if kind == "isometric":
         unit = torch.eye(width, dtype=torch.float64, device=generator.device)
