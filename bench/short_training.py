@@ -21,6 +21,7 @@ def accuracy_of(
     last: int,
     clip: float | None = None,
     seed: int = 2,
+    loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy,
 ) -> float:
     """The accuracy over the last steps; 0 where the loss leaves the numbers.
 
@@ -32,6 +33,7 @@ def accuracy_of(
         steps, last: how many there are, and how many count.
         clip: norm to which gradients are clipped.
         seed: of the batches.
+        loss: of logits and labels.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer: torch.optim.Optimizer = (
@@ -42,11 +44,11 @@ def accuracy_of(
         for _ in range(steps):
             inputs, labels = draw()
             logits = model(inputs)
-            loss = functional.cross_entropy(logits, labels)
-            if not torch.isfinite(loss):
+            value = loss(logits, labels)
+            if not torch.isfinite(value):
                 return 0.0
             optimizer.zero_grad()
-            loss.backward()
+            value.backward()
             if clip is not None:
                 nn.utils.clip_grad_norm_(weights, clip)
             optimizer.step()

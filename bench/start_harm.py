@@ -32,6 +32,7 @@ from audit_harm import (
 )
 from short_training import accuracy_of
 from torch import Tensor, nn
+from torch.nn import functional
 
 import networks
 from sounding.probe.check import check
@@ -142,6 +143,7 @@ FAULTS: dict[str, tuple[Builders, Change]] = {
     "mixed_samples: samples taken for steps": (SEQUENCES, exchange_axes),
     "odd_branch: the last block adds its input twice": (AROUND, add_again(1)),
     "odd_branch: four blocks add their input twice": (AROUND, add_again(4)),
+    "start_loss: nll_loss of logits": (THREE, lambda model: None),
     "unused_input: 1 of 16 pixels is read": (PIXELS, read_every(16)),
     "unused_input: 1 of 4 pixels is read": (PIXELS, read_every(4)),
 }
@@ -158,12 +160,13 @@ def build(architecture: str, fault: str, seed: int) -> nn.Module:
 def line(task: tuple[str, str]) -> str:
     """One line of the table."""
     fault, architecture = task
+    loss = functional.nll_loss if "nll_loss" in fault else functional.cross_entropy
     cells = []
     for adam, rate in ((True, ADAM_RATE), (False, SGD_RATE)):
         found = [
             accuracy_of(
                 build(architecture, fault, seed), lambda: draw(architecture, ""), rate, adam=adam, steps=STEPS,
-                last=LAST, seed=seed,
+                last=LAST, seed=seed, loss=loss,
             )
             for seed in SEEDS
         ]  # fmt: skip
@@ -172,7 +175,7 @@ def line(task: tuple[str, str]) -> str:
         inputs, labels = draw(architecture, "")
         scale = float(fault.rpartition(" ")[2].replace("10⁴", "1e4")) if "inputs" in fault else 1.0
         model = build(architecture, "none" if "inputs" in fault else fault, SEEDS[0])
-    verdict = check(model, scale * inputs if scale != 1 else inputs, labels, loss="cross_entropy").verdict
+    verdict = check(model, scale * inputs if scale != 1 else inputs, labels, loss=loss).verdict
     kinds = dict.fromkeys(f"{one.kind} ({one.severity})" for one in verdict.findings if one.kind != "disagreement")
     return f"| {fault} | {architecture} | {cells[0]} | {cells[1]} | {', '.join(kinds) or '–'} |"
 

@@ -100,3 +100,42 @@ def test_a_softmax_of_sums_that_leaves_one_entry_is_said(factor: float) -> None:
             return x + scores.softmax(-1) @ self.value(x)
 
     assert (kinds(Neighbours(), tokens()).get("entropy_collapse") == "low") is (factor > 1)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_parameters_that_stand_in_a_plain_list_are_said(listed: bool) -> None:
+    class Held(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layers = [nn.Linear(WIDTH, WIDTH) for _ in range(2)]
+            self.layers, self.out = nn.ModuleList(layers) if listed else layers, nn.Linear(WIDTH, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = layer(x).tanh()
+            return self.out(x)
+
+    assert (kinds(Held(), tokens()).get("frozen") == "medium") is not listed
+
+
+@pytest.mark.parametrize("read", [1, 4])
+def test_rows_of_tokens_that_are_cut_off_before_the_table_are_said(read: int) -> None:
+    class Facts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(20, WIDTH), nn.Linear(WIDTH, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.words(x[:, :read]).sum(2).relu().mean(1))
+
+    facts = torch.randint(20, (SAMPLES, 4, 2), generator=seeded(5))
+    findings = sounding.check(Facts(), facts, theory=True).verdict.findings
+    assert ("unused_input" in {one.kind for one in findings}) is (read == 1)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_outputs_that_pass_for_logarithms_of_probabilities_are_said(normalized: bool) -> None:
+    inputs = torch.randn(SAMPLES, WIDTH, generator=seeded(0))
+    model = nn.Sequential(nn.Linear(WIDTH, 3), nn.LogSoftmax(-1) if normalized else nn.Identity())
+    found = kinds(model, inputs, torch.arange(SAMPLES) % 3, loss=functional.nll_loss)
+    assert (found.get("start_loss") == "high") is not normalized

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -221,7 +222,8 @@ class _Checked(Watched):
         self._reading: Reading | None = None
         self._beside: tuple[Finding, ...] = ()
         self._influence, self._told_by_loss = list[Finding](), tuple[Finding, ...]()
-        self._unreached, self._copied = 0.0, False  # what share of an input reaches nothing; whether it is its target
+        # what share of an input gets no gradient, and of tokens changes nothing; whether it is its target
+        self._unreached, self._idle, self._copied = 0.0, 0.0, False
 
     def run(self, batch: Batch, *, rewind: Callable[[], None]) -> None:
         """One forward and one backward pass.
@@ -278,6 +280,8 @@ class _Checked(Watched):
         if batch is not None and not self._plain_inputs:
             with untouched(batch.uncopied()):
                 found = influence.find_influence(self._root, batch, axis=self._tap.known.axis)
+                if all(math.isnan(inside.unread) for _, inside in self._insides):  # no gradient tells of tokens
+                    self._idle = influence.share_unchanging(self._root, batch, axis=self._tap.known.axis)
             self._influence = influence.judge_influence(found, batch, causal="CausalLM" in type(self._root).__name__)
 
     def _listen_inside(self, batch: Batch) -> Inside | None:
@@ -381,7 +385,7 @@ class _Checked(Watched):
         self._reading = reading
         known = {finding.kind for finding in (*start, *inside)}
         seen = [one for one in (*self._influence, *self._told_by_loss) if one.kind not in known]
-        unread = max((one.unread for _, one in self._insides), default=0.0)
+        unread = max(self._idle, *(one.unread for _, one in self._insides if not math.isnan(one.unread)), 0.0)
         reach = (*influence.judge_reach(self._unreached, unread), *influence.judge_copy(self._copied))
         self._beside = (*start, *inside, *seen, *reach)
         self.needs_foresight = needs_foresight(reading)

@@ -31,6 +31,7 @@ CROWD = 16  # samples among which a single one has little to say, where all of t
 ENTRIES = 4096  # of a sample's signal that are compared in each layer: whoever is influenced is so nearly everywhere
 LOGITS = 64  # of the outputs at each position
 SEQUENCE = 4  # positions from which on an input has a middle
+PARTS = 8  # of the places of tokens, each of which is changed by itself
 MATCH = 0.95  # of the targets that follow the tokens: a few may be padding or the end of a text
 SURE = 30.0  # logits of a network that is sure of its answer
 MANY, MOST = 0.5, 0.9  # of an input that reaches nothing: padding, borders and masks may leave out less than half
@@ -343,6 +344,41 @@ def share_unreached(inputs: Sequence[Tensor], gradients: Sequence[Tensor | None]
             idle = (gradient.detach() != 0).any(0).logical_not() & differing
             shares.append(float(idle.sum()) / max(int(differing.sum()), 1))
     return max(share if share < 1 else 0.0 for share in shares)  # without any gradient other findings speak
+
+
+def share_unchanging(root: nn.Module, batch: Batch, *, axis: int) -> float:
+    """The share of the places of whole numbers (tokens, fields of a table) that change nothing in what is returned.
+
+    Each sample of one batch is the same sample with others' tokens in a part of the places.
+    """
+    lead, size = leading_tensor(list(batch.tensors())), batch.size(axis) or 0
+    if axis or lead is None or lead.is_floating_point() or lead.dim() < 2 or size < SAMPLES:
+        return 0.0
+    tokens = lead.detach().flatten(1)
+    usual = tokens.mode().values.mode().values  # padding, of which the sample that is changed shall have the least
+    base = int((tokens != usual).sum(1).argmax())
+    differ = tokens != tokens[base]
+    places = differ.any(0).nonzero()[:, 0]
+    if len(places) < SEQUENCE:
+        return 0.0
+    parts = places.tensor_split(min(len(places), PARTS))
+    rows = tokens[base].repeat(len(parts) + 1, 1)
+    for row, part in enumerate(parts, start=1):
+        rows[row, part] = tokens[differ.int().argmax(0)[part], part]
+    swapped = rows.unflatten(1, lead.shape[1:])
+
+    def repeat(value: Tensor) -> Tensor:
+        mine = value.dim() > 0 and value.shape[0] == size
+        return swapped if value is lead else value[[base] * len(rows)] if mine else value
+
+    try:
+        answer = _run(root, batch.mapped(repeat), axis, len(rows), torch.get_rng_state()).answer
+    except Exception:
+        return 0.0  # a size that is built in
+    if answer is None or len(answer) != len(rows):
+        return 0.0
+    idle = sum(len(part) for part, row in zip(parts, answer[1:], strict=True) if not _differ(answer[0], row))
+    return idle / len(places) if idle < len(places) else 0.0  # of outputs that never change other findings speak
 
 
 def judge_reach(entries: float, tokens: float) -> list[Finding]:

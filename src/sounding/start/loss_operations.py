@@ -41,16 +41,16 @@ class LossOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         packet = getattr(func, "_overloadpacket", None)
-        if packet is not None and isinstance(out, Tensor) and args and isinstance(args[0], Tensor):
+        if packet is not None and args and isinstance(args[0], Tensor):
             try:
                 with _disable_current_modes(), torch.no_grad():
-                    for finding in self._look(packet.__name__, args, out):
+                    for finding in self._look(packet.__name__, args):
                         self.findings.setdefault(finding.kind, finding)
             except RuntimeError:  # tensors without memory, or of another library
                 pass
         return out
 
-    def _look(self, name: str, args: tuple[Any, ...], out: Tensor) -> Iterator[Finding]:
+    def _look(self, name: str, args: tuple[Any, ...]) -> Iterator[Finding]:
         """What one operation of a loss tells."""
         second = args[1] if len(args) > 1 else None
         if isinstance(second, Tensor) and self._is_broadcast(args[0], second):
@@ -78,6 +78,14 @@ class LossOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "does not ask for the class of a sample.",
                 ("softmax over the axis of the classes: dim=1 or dim=-1",),
                 "shares that sum to one within a sample", "shares that sum to one over the batch",
+            )  # fmt: skip
+        elif name == "nll_loss_forward" and not _are_shares(args[0].exp(), 1):
+            yield make_finding(
+                "start_loss", "high",
+                "The loss takes for logarithms of probabilities what is none: their exponentials do not sum to one. It "
+                "has no lower end, and falls as the outputs grow, whatever they say.",
+                ("take cross_entropy, or put log_softmax between the outputs and nll_loss",),
+                "logarithms of probabilities", "outputs that are not normalized",
             )  # fmt: skip
         elif name in NORMALIZING and args[0].requires_grad and _are_shares(args[0], args[1]):
             yield make_finding(

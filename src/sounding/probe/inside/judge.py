@@ -15,9 +15,10 @@ from sounding.probe.calls import Pass
 from sounding.probe.findings.batch import find_degenerate_batch
 from sounding.probe.findings.collapse import find_rank_collapse
 from sounding.probe.inside.listen import Inside
-from sounding.probe.inside.oddities import BENDS, SENTENCES
+from sounding.probe.inside.oddities import BENDS
 from sounding.probe.inside.roles import block_of
 from sounding.probe.inside.rows import Seen, rows_of
+from sounding.probe.inside.sentences import SENTENCES
 from sounding.probe.reading import Reading
 from sounding.probe.records import Finding, FindingKind, Severity, Unmeasured
 from sounding.probe.thresholds import THRESHOLDS

@@ -8,6 +8,7 @@ known by their storage.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -87,7 +88,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.ranges: list[Range] = []
         self.additions: list[Addition] = []
         self.given: dict[int, float] = {}  # mean squares of what layers are given as it comes, by the calls before them
-        self.unread = 0.0  # the largest share of different tokens, or of positions, that no gradient comes back to
+        self.unread = math.nan  # the largest share of different tokens, or of positions, that no gradient comes back to
         self.oddities = Oddities()
         self.trail = Trail()
         self.reason: str | None = None
@@ -142,6 +143,9 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         taken, made = _keys(_tensors((args, kwargs))), list(_tensors(out))
         fresh = [key for key in _keys(made) if key not in taken]
         mark = self._mark(name, func, args, kwargs, out, taken)
+        held = _keys(one for one in args if isinstance(one, nn.Parameter) and one.requires_grad)
+        if any(self._marks.get(key, ("",))[0] != WEIGHT for key in held) and torch.is_grad_enabled():
+            self.oddities.tell(self.calls() - 1, "stranger")
         signals = [key for key in taken if self._marks.get(key, ("",))[0] != WEIGHT]
         self.oddities.note(name, args, made, taken, fresh, signals, self.calls())
         if name in MIXERS or name in GATHERS:
@@ -156,7 +160,8 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if fresh or changes or not made:
             self._read.update(dict.fromkeys(taken, self._time))
         # a correction that is added without a gradient is how rounding lets gradients through
-        if name in CUTTING and torch.is_grad_enabled() and not (name == "add" and _asks(args)):
+        corrects = name == "add" and any(tensor.requires_grad for tensor in _tensors(args))
+        if name in CUTTING and torch.is_grad_enabled() and not corrects:
             self._notice_cuts(args)
         if name in GATING:
             old = [key for key in taken if self._born.get(key, 0) < self._product]
@@ -344,7 +349,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _note_unread(self, tokens: Tensor, gradient: Tensor | None) -> None:
         if gradient is not None:
             with _disable_current_modes(), torch.no_grad():
-                self.unread = max(self.unread, share_unread(tokens, gradient.detach()))
+                self.unread = max(share_unread(tokens, gradient.detach()), self.unread)
 
     def _size(self, tensor: Tensor) -> None:
         one = Range(self.calls() - 1, tensor.dtype, ends_of(tensor))
@@ -431,11 +436,6 @@ def _keys(tensors: Iterable[Tensor]) -> list[int]:
         except (RuntimeError, NotImplementedError, ValueError):  # no storage, or none yet
             continue
     return found
-
-
-def _asks(args: Any) -> bool:
-    """Whether any of these tensors carries a gradient."""
-    return any(tensor.requires_grad for tensor in _tensors(args))
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
