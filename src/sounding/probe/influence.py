@@ -365,7 +365,7 @@ def share_unchanging(root: nn.Module, batch: Batch, *, axis: int) -> float:
     rows = tokens[base].repeat(len(parts) + 1, 1)
     for row, part in enumerate(parts, start=1):
         rows[row, part] = tokens[differ.int().argmax(0)[part], part]
-    swapped = rows.unflatten(1, lead.shape[1:])
+    swapped = rows.reshape(-1, *lead.shape[1:])
 
     def repeat(value: Tensor) -> Tensor:
         mine = value.dim() > 0 and value.shape[0] == size

@@ -143,8 +143,8 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         taken, made = _keys(_tensors((args, kwargs))), list(_tensors(out))
         fresh = [key for key in _keys(made) if key not in taken]
         mark = self._mark(name, func, args, kwargs, out, taken)
-        held = _keys(one for one in args if isinstance(one, nn.Parameter) and one.requires_grad)
-        if any(self._marks.get(key, ("",))[0] != WEIGHT for key in held) and torch.is_grad_enabled():
+        asking = _keys(one for one in args if isinstance(one, nn.Parameter) and one.requires_grad)
+        if any(self._marks.get(key, ("",))[0] != WEIGHT for key in asking) and torch.is_grad_enabled():
             self.oddities.tell(self.calls() - 1, "stranger")
         signals = [key for key in taken if self._marks.get(key, ("",))[0] != WEIGHT]
         self.oddities.note(name, args, made, taken, fresh, signals, self.calls())
