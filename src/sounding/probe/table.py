@@ -37,14 +37,11 @@ def collect(
     """The records of some passes over a model with these parameters and modules."""
     for one in passes:
         one.moments.reduce()
-    order = merge_order(passes)
     found = _by_name(passes)
-    firsts = [found[name][0] for name in order]
-    weights = _weight_norms(passes, parameters, {name: index for index, name in enumerate(order, start=1)})
-    calls = [
-        _record(depth, first, found[first.name], weights.get(depth, ())) for depth, first in enumerate(firsts, start=1)
-    ]
-    growth, unit = fit(passes, firsts)
+    weights = _weight_norms(passes, parameters, {name: index for index, name in enumerate(found, start=1)})
+    layers = [_record(depth, calls, weights.get(depth, ())) for depth, calls in enumerate(found.values(), start=1)]
+    chosen, curves, unit = _fitted(passes, found)
+    growth = fit_growth(curves, [(call.spec.kind, call.shape) for call in chosen]) if curves else None
     own = _settings(passes, parameters, growth, unit, tier)
     idle = [spec.name for spec in _never_called(passes, specs) if spec.weighs]
     if idle:
@@ -60,7 +57,7 @@ def collect(
     if aligned:
         network["gradient_alignment"] = Estimate(*_mean(aligned))
     given = LayerCall(0, INPUT, values, errors=errors, features=width)
-    return Reading(given, tuple(calls), network, {**own, **settings}, source=source)
+    return Reading(given, tuple(layers), network, {**own, **settings}, source=source)
 
 
 def merge_order(passes: Sequence[Pass]) -> list[str]:
@@ -81,52 +78,40 @@ def merge_order(passes: Sequence[Pass]) -> list[str]:
     return order
 
 
-def fit(passes: Sequence[Pass], firsts: Sequence[OpenCall]) -> tuple[Growth | None, str]:
-    """The growth over weight layers; over leaf calls where there are too few of those."""
-    chosen, unit = _fitted_calls(firsts)
-    curves = _curves(passes, chosen)
-    groups = [(call.spec.kind, call.shape) for call in chosen]
-    return (fit_growth(curves, groups) if curves else None), unit
+def _fitted(
+    passes: Sequence[Pass], found: Mapping[str, Sequence[OpenCall]]
+) -> tuple[list[OpenCall], list[list[float]], str]:
+    """The layers that a growth is fitted over, ln‖gradient‖ there in the passes that have any, and what they are.
 
-
-def _fitted_calls(firsts: Sequence[OpenCall]) -> tuple[list[OpenCall], str]:
-    """The layers that a growth is fitted over, and what they are; none where there are too few of any."""
+    Weight layers; leaf calls where there are too few of those; none where there are too few of either.
+    """
+    firsts = [calls[0] for calls in found.values()]
     for unit, chosen in (
         (WEIGHT_UNIT, [call for call in firsts if call.spec.weighs]),
         (LEAF_UNIT, [call for call in firsts if call.spec.leaf and call.same_as is None]),
     ):
         if len(chosen) >= 3:
-            return chosen, unit
-    return [], WEIGHT_UNIT
-
-
-def _curves(passes: Sequence[Pass], chosen: Sequence[OpenCall]) -> list[list[float]]:
-    """ln‖gradient‖ at the chosen layers, of the passes that have any."""
-    if not chosen:
-        return []
-    tables = [{call.name: found for call in one.calls if (found := _gradient(call)) is not None} for one in passes]
-    curves = [[table.get(call.name, math.nan) for call in chosen] for table in tables]
-    return [curve for curve in curves if any(map(math.isfinite, curve))]
+            tables = [
+                {call.name: norm for call in one.calls if (norm := _gradient(call)) is not None} for one in passes
+            ]
+            curves = [[table.get(call.name, math.nan) for call in chosen] for table in tables]
+            return chosen, [curve for curve in curves if any(map(math.isfinite, curve))], unit
+    return [], [], WEIGHT_UNIT
 
 
 def list_unmeasured(passes: Sequence[Pass], root: nn.Module, specs: Sequence[Spec]) -> tuple[Unmeasured, ...]:
     """What a pass could not measure, each with its reason; the same reason once."""
     for one in passes:
         one.moments.reduce()
-    found: dict[tuple[str, str], None] = {}
-    for one in passes:
-        for name, reason in _gaps(one):
-            found[name, reason] = None
-    order, calls = merge_order(passes), _by_name(passes)
-    firsts = [calls[name][0] for name in order]
-    for spec in _never_called(passes, specs):
-        found[spec.name, "it was never called in the forward pass"] = None
-    for name, reason in _weight_gaps(passes, root, specs):
-        found[name, reason] = None
-    curves = _curves(passes, _fitted_calls(firsts)[0])
+    found = [
+        *(gap for one in passes for gap in _gaps(one)),
+        *((spec.name, "it was never called in the forward pass") for spec in _never_called(passes, specs)),
+        *_weight_gaps(passes, root, specs),
+    ]
+    _, curves, _ = _fitted(passes, _by_name(passes))
     if passes and not (curves and can_fit(curves)):
-        found[NETWORK, "gradient growth needs finite gradients at 3 or more layers in a row"] = None
-    return tuple(Unmeasured(name, reason) for name, reason in found)
+        found.append((NETWORK, "gradient growth needs finite gradients at 3 or more layers in a row"))
+    return tuple(Unmeasured(name, reason) for name, reason in dict.fromkeys(found))
 
 
 def _gaps(one: Pass) -> Iterator[tuple[str, str]]:
@@ -197,11 +182,11 @@ def owner_of(name: str, candidates: Container[str]) -> str | None:
 
 
 def _by_name(passes: Sequence[Pass]) -> dict[str, list[OpenCall]]:
-    """The calls of all passes that are one row of the profile."""
-    found: dict[str, list[OpenCall]] = {}
+    """The calls of all passes that are one row of the profile, in execution order."""
+    found: dict[str, list[OpenCall]] = {name: [] for name in merge_order(passes)}
     for one in passes:
         for call in one.calls:
-            found.setdefault(call.name, []).append(call)
+            found[call.name].append(call)
     return found
 
 
@@ -220,10 +205,10 @@ def _gradient(call: OpenCall) -> float | None:
     return call.gradient if call.same_as is None else call.same_as.gradient
 
 
-def _record(depth: int, first: OpenCall, found: Sequence[OpenCall], weights: Sequence[WeightGradient]) -> LayerCall:
+def _record(depth: int, calls: Sequence[OpenCall], weights: Sequence[WeightGradient]) -> LayerCall:
     """The record of one call of a model, from that call in every pass; a hidden one holds no numbers."""
-    spec = first.spec
-    values, errors = _means([_values(call) for call in found]) if spec.shown else ({}, {})
+    first, spec = calls[0], calls[0].spec
+    values, errors = _means([_values(call) for call in calls]) if spec.shown else ({}, {})
     return LayerCall(
         depth,
         first.name,
