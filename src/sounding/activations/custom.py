@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import sys
@@ -107,15 +108,11 @@ def _accepted(function: Callable[..., Any], label: str) -> tuple[Callable[[Array
         checked(sample)
     except UsageError:
         # torch is never imported for this: a torch function cannot exist without its module being loaded
-        if "torch" not in sys.modules:
-            raise
-        on_tensors = _checked(_through_tensors(function), label)
-        try:
-            on_tensors(sample)
-        except UsageError:
-            pass
-        else:
-            return on_tensors, True
+        if "torch" in sys.modules:
+            on_tensors = _checked(_through_tensors(function), label)
+            with contextlib.suppress(UsageError):  # the first refusal says more to whoever meant numpy
+                on_tensors(sample)
+                return on_tensors, True
         raise
     return checked, False
 

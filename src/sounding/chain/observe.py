@@ -88,16 +88,14 @@ def observe(chains: Chains | StateView, observer: Observer) -> torch.Tensor:
     return torch.stack([VALUES[column.measure](view, column.parameter) for column in observer.columns], dim=-1)
 
 
+@dataclass
 class StateView:
     """States (chains, samples, features) kept aside, measured like chains."""
 
-    def __init__(
-        self, state: torch.Tensor, log_scale: torch.Tensor, route: Route, gram: torch.Tensor | None = None
-    ) -> None:
-        self.state = state
-        self.log_scale = log_scale
-        self.route = route
-        self._gram = gram
+    state: torch.Tensor
+    log_scale: torch.Tensor
+    route: Route
+    _gram: torch.Tensor | None = None
 
     def gram(self) -> torch.Tensor:
         """HHᵀ in float64."""

@@ -41,10 +41,7 @@ def hermite_functions(z: Array) -> Iterator[Array]:
 
 def hermite_values(z: Array, start: int, stop: int) -> Array:
     """`hermite_functions` for start ≤ k < stop, (stop − start, *z.shape)."""
-    values = np.empty((stop - start, *z.shape))
-    for row, found in zip(values, islice(hermite_functions(z), start, stop), strict=True):
-        row[...] = found
-    return values
+    return np.stack(list(islice(hermite_functions(z), start, stop)))
 
 
 def expand(activation: ActivationLike, *, count: int = 16, tolerance: float = 1e-13) -> Hermite:

@@ -301,11 +301,9 @@ class _Projection:
             weight = weights[power] * x2 ** (index if index < 3 else index - 3)
             return math.sqrt(weight @ field**2), math.sqrt(weight @ error**2)
 
-        found, noise = np.zeros(len(wanted)), np.zeros(len(wanted))
-        for column, (i, j, p) in enumerate(wanted):
-            (f, f_error), (g, g_error) = size(i, max(p, -1)), size(j, max(p, -1))
-            found[column], noise[column] = f * g, f * g_error + g * f_error
-        return found, noise
+        pairs = [(size(i, max(p, -1)), size(j, max(p, -1))) for i, j, p in wanted]
+        noise = [f * g_error + g * f_error for (f, f_error), (g, g_error) in pairs]
+        return np.array([f * g for (f, _), (g, _) in pairs]), np.array(noise)
 
     def _over_radii(self, wanted: Wanted, step: float, share: float) -> tuple[Array, Array]:
         """The moments, and with eps > 0 those that a share of the terms gives."""
