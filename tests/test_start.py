@@ -216,3 +216,24 @@ def test_what_gave_nothing_is_unused_and_a_single_row_is_no_layer():
     report = sounding.check(Compressing(), torch.randn(8, 10, 16), torch.randint(4, (8,)), theory=False)
     assert {"detached"}.isdisjoint(finding.kind for finding in report.verdict.findings if finding.severity != "low")
     assert len(report.profile.settings["weight_layers"]) == 4
+
+
+def test_targets_of_zero_and_one_and_the_frequencies_of_tokens_are_told() -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(40, 16), (torch.arange(40) % 2).float()
+    start = sounding.check(plain(classes=1), inputs, targets[:, None], theory=False).profile.settings["start"]
+    assert "only 0 and 1: given as whole numbers they get binary cross-entropy" in start["sentence"]
+    tokens = torch.zeros(80, 12).long()
+    tokens[:, ::6] = torch.randint(0, 100, (80, 2))
+    found = sounding.check(Tower(), tokens, theory=False)
+    assert "class_imbalance" not in kinds(found.verdict.findings)
+    assert "Who knows only how frequent each token is has" in found.profile.settings["start"]["sentence"]
+
+
+def test_the_largest_column_is_named() -> None:
+    torch.manual_seed(0)
+    inputs = torch.randn(40, 16)
+    inputs[:, 3] += 1e6
+    (found,) = [one for one in sounding.check(plain(), inputs).verdict.findings if one.kind == "huge_signal"][:1]
+    assert "column 3 has the largest values, up to 1e+06" in found.why
+    assert "subtract its mean and divide by its deviation" in found.remedies[0]

@@ -32,6 +32,23 @@ class Batch:
         first = leading_tensor(self.tensors())
         return None if first is None else int(first.shape[axis if axis < first.dim() else 0])
 
+    def name_largest(self) -> str:
+        """Which of the inputs, and which of its columns, has the largest values, as a clause; "" for a single one."""
+        best, told = 0.0, ""
+        named = {**{str(index): one for index, one in enumerate(self.arguments)}, **self.keywords}
+        for name, value in named.items():
+            if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() != 2:
+                continue
+            sizes = value.detach().double().square().mean(0).sqrt()
+            column, size = int(sizes.argmax()), float(sizes.max())
+            if size > best:
+                which = f" of {name!r}" if len(named) > 1 else ""
+                best, told = (
+                    size,
+                    f"column {column}{which} has the largest values, up to {float(value.abs().max()):.3g}",
+                )
+        return told
+
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with every tensor of its arguments changed, and without targets."""
         return Batch(_map(self.arguments, change), _map(dict(self.keywords), change), None)

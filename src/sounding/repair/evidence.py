@@ -209,7 +209,12 @@ def compare(before: State, after: State) -> Evidence:
         vitals_before=before.vitals,
         vitals_after=after.vitals,
         cured=tuple(finding for kind, finding in old.items() if worse(finding, new.get(kind))),
-        caused=tuple(finding for kind, finding in new.items() if worse(finding, old.get(kind))),
+        # a cure is no random draw, which is all that theory knows: that it disagrees with the cure is no illness
+        caused=tuple(
+            finding
+            for kind, finding in new.items()
+            if worse(finding, old.get(kind)) and (kind, finding.severity) != ("disagreement", "low")
+        ),
         remaining=tuple(finding for kind, finding in new.items() if not worse(finding, old.get(kind))),
     )
 

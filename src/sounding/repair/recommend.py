@@ -102,12 +102,14 @@ class Recommendation:
         failed: name and reason of those that could not be tried.
         cause: what theory blames and what heals it in the network's description, a sentence; "" where there is none.
         steps: how many steps of training the likeliest were tried with, 0 where there was nothing to train for.
+        reason: why the best is the best, the end of a sentence; "" where it is the model as it is.
     """
 
     tried: tuple[Tried, ...]
     failed: tuple[tuple[str, str], ...] = field(default=())
     cause: str = ""
     steps: int = 0
+    reason: str = ""
 
     @property
     def best(self) -> Tried:
@@ -120,7 +122,8 @@ class Recommendation:
         best = self.best
         if best.methods:
             tried = "" if self.steps or not math.isnan(best.trained) else "; not tried in training: no targets"
-            return f"Recommended: {best.name} ({best.cost}; {best.side_effects}{tried})"
+            because = f", because {self.reason}" if self.reason else ""
+            return f"Recommended: {best.name} ({best.cost}; {best.side_effects}{tried}){because}"
         if best.healthy:
             return f"Recommended: {AS_IT_IS}"
         better = " and trains no worse than it does now" if self.steps else ""
@@ -154,7 +157,11 @@ class Recommendation:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width).rstrip()
             for row in rows
         ]
-        lines += [LEGEND, *(f"not possible: {name}: {why}" for name, why in self.failed)]
+        heart = " The losses are of training on these samples alone, which a network may learn by heart."
+        lines += [
+            LEGEND + (heart if self.steps else ""),
+            *(f"not possible: {name}: {why}" for name, why in self.failed),
+        ]
         lines += [self.cause] if self.cause else []
         return "\n".join([*lines, self.sentence])
 
@@ -214,7 +221,8 @@ def recommend(
     before = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
     left_out = {method.name for method, _ in choose_methods(exclude)}  # unknown names are refused here
     blamed, told = _blame(root, shown[0], loss)
-    listed = [*list_candidates(root, batch, before.report.verdict.findings), *blamed]
+    listed = list_candidates(root, batch, before.report.verdict.findings)
+    listed += [cure for cure in blamed if cure not in listed]
     candidates = [one for one in listed if not left_out & set(one[0])]
     tried: list[Tried] = []
     failed: list[tuple[str, str]] = []
@@ -235,8 +243,9 @@ def recommend(
     # nothing was found, and gradients would cross four times the depth: such a model needs no cure
     sound = not before.report.verdict.findings and _crosses(before.vitals)
     ranked = _rank(tried, sound=sound, special=blamed)
+    untrained = Recommendation(ranked, tuple(failed), told, reason=_tell_why(ranked, blamed, 0))
     if sound or not steps:
-        return Recommendation(ranked, tuple(failed), told)
+        return untrained
     trained = {}
     for item in _likeliest(ranked, blamed):
         if progress is not None:
@@ -247,9 +256,10 @@ def recommend(
         finally:
             start.restore()
     if all(math.isnan(value) for value in trained.values()):
-        return Recommendation(ranked, tuple(failed), told)
+        return untrained
     known = [replace(item, trained=trained.get(id(item), math.nan)) for item in ranked]
-    return Recommendation(_rank_trained(known, blamed), tuple(failed), told, steps)
+    ranked = _rank_trained(known, blamed)
+    return Recommendation(ranked, tuple(failed), told, steps, _tell_why(ranked, blamed, steps))
 
 
 def _blame(model: nn.Module, batch: tuple[Any, Any], loss: str | Loss | None) -> tuple[list[Candidate], str]:
@@ -338,6 +348,25 @@ def _rank_trained(ranked: Sequence[Tried], special: Sequence[Candidate]) -> tupl
         alike = [item for item in pool if item.trained <= top * (1 + SHOWN) + TINY]
         first = min(alike, key=lambda item: (item.changed, -item.score))
     return (first, *(item for item in ranked if item is not first))
+
+
+def _tell_why(ranked: Sequence[Tried], special: Sequence[Candidate], steps: int) -> str:
+    """Why the first cure is the first, as the end of a sentence."""
+    first, was = ranked[0], next((item for item in ranked if not item.methods), None)
+    if not first.methods:
+        return ""
+    only = "it changes only what the audit names or theory blames" if _mends(first, special) else ""
+    if was is None or math.isnan(first.trained):
+        highest = max(item.score for item in ranked if item.status == first.status)
+        best = (
+            "its score is the highest" if first.score == highest else "it needs the fewest cures of nearly that score"
+        )
+        return only or best
+    losses = f"the loss after {steps} steps is {first.trained:.3g} with it and {was.trained:.3g} without"
+    if only:
+        return f"{only}, and {losses}; what draws the other weights anew comes after it"
+    lowest = min(item.trained for item in ranked if not math.isnan(item.trained))
+    return losses + ("" if first.trained == lowest else ", and it changes the least of those that train alike")
 
 
 def score(vitals: Vitals) -> float:

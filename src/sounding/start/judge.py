@@ -25,6 +25,7 @@ USUAL_EPS = 1e-3  # TensorFlow's for batch norm, the largest in use
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)  # whatever a class that is made from one is called
 DRAWN = ("gaussian", "uniform", "orthogonal")
 FRESH = 0.9  # of frozen matrices: of a pretrained body hardly one fits a law by chance
+SCALE = "for every column of the inputs subtract its mean and divide by its deviation"
 RAW = 10.0  # the root mean square of inputs that nobody has scaled: pixels up to 255 have 100
 
 
@@ -35,9 +36,12 @@ def judge_start(
     loss: StartLoss | None,
     *,
     dropped: tuple[float, str] = (0.0, ""),
+    largest: str = "",
 ) -> tuple[Finding, ...]:
-    """Every finding about the start, for the verdict of a check; `dropped` is the most that a forward method drops, and
-    where."""
+    """Every finding about the start, for the verdict of a check.
+
+    `dropped` is the most that a forward method drops, and where; `largest` says which of the inputs are the largest.
+    """
     start = take_stock(root)
     parameters = find_all(start)
     practice = [finding for finding in parameters if finding.kind == "zero_start"]
@@ -56,8 +60,8 @@ def judge_start(
     given = _size(reading.input.get("mean_square"))
     if given > RAW and _way_of_inputs(reading):
         losses = [_blame_inputs(one, given) if one.kind == "start_loss" else one for one in losses]
-    return (*losses, *_judge_signal(root, reading), *_judge_norms(root, reading), *_judge_dropout(root, dropped),
-            *parameters, *arrivals)  # fmt: skip
+    return (*losses, *_judge_signal(root, reading, largest), *_judge_norms(root, reading),
+            *_judge_dropout(root, dropped), *parameters, *arrivals)  # fmt: skip
 
 
 def _is_body_random(root: nn.Module, start: Start) -> bool:
@@ -81,10 +85,10 @@ def _is_of_siblings(one: Parameter, start: Start) -> bool:
 def _blame_inputs(finding: Finding, given: float) -> Finding:
     """A loss that is too high, with the likely cause that the inputs are too large."""
     why = f"{finding.why} The inputs have a root mean square of {given:.3g}, and outputs grow with them."
-    return replace(finding, why=why, remedies=("scale the inputs to unit mean square", *finding.remedies))
+    return replace(finding, why=why, remedies=(SCALE, *finding.remedies))
 
 
-def _judge_signal(root: nn.Module, reading: Reading) -> list[Finding]:
+def _judge_signal(root: nn.Module, reading: Reading, largest: str) -> list[Finding]:
     """Inputs that no norm brings back, and outputs that are huge; each at its place."""
     given, calls = _size(reading.input.get("mean_square")), reading.calls
     found: list[Finding] = []
@@ -95,8 +99,9 @@ def _judge_signal(root: nn.Module, reading: Reading) -> list[Finding]:
         # with norms inside of branches a third of its accuracy was left, and not none: docs/audit.md
         normed = any("Norm" in call.kind for call in calls)
         severity = "high" if given > THRESHOLDS.beyond and not normed else "medium"
-        why = f"The inputs have a root mean square of {given:.3g}, and {way}."
-        found.append(_finding(severity, reading.input.name, 0, given, why, ("scale the inputs to unit mean square",)))
+        which = f"; {largest}" if largest else ""
+        why = f"The inputs have a root mean square of {given:.3g}, and {way}{which}."
+        found.append(_finding(severity, reading.input.name, 0, given, why, (SCALE,)))
     last = _largest_end(reading)
     made = _size(last.get("mean_square")) if last is not None else 0.0
     if last is not None and made > THRESHOLDS.huge_output and made > 10 * given:

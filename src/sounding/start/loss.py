@@ -51,6 +51,8 @@ class StartLoss:
     whole: bool = True  # whether the loss sees all that the network returned
     beyond: float = 0.0  # the share of the targets that this activation cannot give
     size: float = math.nan  # the root mean square of the targets of a regression
+    two: bool = False  # whether these targets are only 0 and 1
+    sequence: bool = False  # whether every step of a sequence has a label, as the next token is
 
     @property
     def over(self) -> float:
@@ -68,9 +70,15 @@ class StartLoss:
         told = f"Loss at the start: {self.name.replace('_', ' ')} {self.value:.4g}"
         if self.classes:
             told += f" for {self.classes} classes; a network without knowledge has ln C = {self.blind:.4g}, and logits "
-            return told + f"of standard deviation {self.spread:.2g} cost {self.excess:.2g} more."
+            told += f"of standard deviation {self.spread:.2g} raise the loss by {self.excess:.2g}."
+            if self.sequence and math.isfinite(self.entropy):
+                told += f" Who knows only how frequent each token is has {self.entropy:.3g}."
+            return told
         if math.isfinite(self.blind):
-            return told + f"; the best constant would have {self.blind:.4g}, the variance of the targets."
+            told += f"; the best constant would have {self.blind:.4g}, the variance of the targets."
+            if self.two and not self.asked:
+                told += " The targets are only 0 and 1: given as whole numbers they get binary cross-entropy."
+            return told
         return f"{told}."
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,6 +131,8 @@ def _measure(node: Any, told: StartLoss, targets: Any) -> StartLoss:
         told = replace(told, twice=_activation_before(node))
     users = isinstance(targets, Tensor) and targets.numel() == wanted.numel()
     if name.startswith("NllLoss"):
+        # torch lays the steps of a sequence along the last of four axes
+        told = replace(told, sequence=given.dim() == 4 and given.shape[2] == 1)
         return _of_classes(given.movedim(1, -1).flatten(0, -2), wanted.flatten(), told, users=users)
     if name.startswith("BinaryCrossEntropy"):
         return _of_two(given if "Logits" in name else given.logit(1e-6), wanted, told, users=users)
@@ -136,7 +146,8 @@ def _measure(node: Any, told: StartLoss, targets: Any) -> StartLoss:
     margin = 0.05 * (high - low) if math.isfinite(high) else 1e-6
     beyond = float(((values < low - margin) | (values > high + margin)).double().mean())
     size = float(values.square().mean().sqrt())
-    return replace(told, blind=blind, part=part, spread=float(given.std()), beyond=beyond, size=size)
+    two = bool(((values == 0) | (values == 1)).all()) and given.numel() == given.shape[0] > 1
+    return replace(told, blind=blind, part=part, spread=float(given.std()), beyond=beyond, size=size, two=two)
 
 
 def _of_classes(rows: Tensor, labels: Tensor, told: StartLoss, *, users: bool) -> StartLoss:
@@ -278,6 +289,8 @@ def _judge_height(loss: StartLoss) -> list[Finding]:
 
 
 def _judge_labels(loss: StartLoss) -> list[Finding]:
+    if loss.sequence:  # words are never equally frequent
+        return []
     if loss.classes < 2 or loss.labels < LABELS * loss.classes or loss.entropy >= UNEVEN * loss.blind:
         return []
     return [make_finding(

@@ -51,6 +51,8 @@ def find_degenerate_batch(reading: Reading, thresholds: Thresholds) -> list[Find
     why, remedies = _why_parallel(samples, left), PARALLEL_REMEDIES
     if severity is not None:
         why, remedies = _why_degenerate(samples, rank=rank, repeated=repeated, alike=alike), DEGENERATE_REMEDIES
+        if not repeated > 0:  # samples that differ, on a scale that hides it, or that are too few
+            remedies = PARALLEL_REMEDIES + DEGENERATE_REMEDIES[:1]
     evidence = {
         "samples": float(samples),
         "numerical_rank": rank,

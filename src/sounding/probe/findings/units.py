@@ -91,7 +91,7 @@ def find_saturation(reading: Reading, thresholds: Thresholds) -> list[Finding]:
             remedies=(
                 "sounding repair TARGET --method shape_activations: smaller gains with depth",
                 "sounding repair TARGET --method haar: orthogonal weights of gain 1",
-                "scale the inputs to unit mean square",
+                "for every column of the inputs subtract its mean and divide by its deviation",
             ),
         )
     ]
@@ -155,7 +155,9 @@ def _bad_gradients(reading: Reading) -> list[LayerCall]:
 
 def _finite_remedies(call: LayerCall) -> tuple[str, ...]:
     return (
-        "look for NaN in the data first" if call.depth == 0 else "scale the inputs to unit mean square",
+        "look for NaN in the data first"
+        if call.depth == 0
+        else "for every column of the inputs subtract its mean and divide by its deviation",
         "sounding repair TARGET --method add_batchnorm (or he): keep the norm constant over depth",
         "use a format of wider range (bfloat16 or float32 instead of float16)",
     )
