@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from torch import nn
 
+import sounding
 from sounding.cli import cli
+from sounding.cli.compare import NEAR, make_table
 from sounding.cli.table import COLUMNS, Group
 from sounding.errors import ExitCode
 from sounding.probe.reading import read
@@ -77,3 +82,21 @@ def test_every_word_of_the_table_is_explained():
         assert result.exit_code == ExitCode.HEALTHY, result.output
     assert "depth scale" in CliRunner().invoke(cli, ["explain"]).stdout
     assert CliRunner().invoke(cli, ["explain", "nonsense"]).exit_code == ExitCode.USAGE
+
+
+def test_what_belongs_to_the_library_is_said_so():
+    for name in ("read", "recommend", "monitor"):
+        result = CliRunner().invoke(cli, [name])
+        assert result.exit_code == ExitCode.USAGE
+        assert "belongs to the Python library" in result.stderr
+
+
+def test_a_comparison_stops_behind_the_parting():
+    one = nn.Sequential(*(nn.Linear(8, 8) for _ in range(60)))
+    other = copy.deepcopy(one)
+    with torch.no_grad():
+        other[10].weight *= 2
+    table = make_table(sounding.compare(one, other, torch.randn(16, 8)))
+    names = [str(cell) for cell in table.columns[0].cells][1:]
+    assert max(int(name) for name in names[:-1]) <= 10 + NEAR + 1
+    assert names[-1] == "output"

@@ -67,6 +67,10 @@ def _give_debug(command: click.Command) -> None:
         _give_debug(below)
 
 
+# what people look for among the commands, and where it is
+LIBRARY = {"read": "read", "recommend": "recommend", "monitor": "Monitor", "plan": "plan"}
+
+
 class LazyGroup(click.Group):
     """A group that knows its commands' names and one-line helps, and imports a command only to run it."""
 
@@ -84,6 +88,8 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that is called; a name that is almost right is told."""
+        if args[0] in LIBRARY:
+            ctx.fail(f"sounding.{LIBRARY[args[0]]} belongs to the Python library; help(sounding) says how to call it.")
         close = difflib.get_close_matches(args[0], COMMANDS, n=1)
         if close and args[0] not in COMMANDS:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")

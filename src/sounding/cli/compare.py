@@ -79,7 +79,7 @@ def compare(
 
 
 def make_table(result: Comparison) -> Table:
-    """Pairs downwards, the difference and the measures of both; of many pairs those around the parting and some."""
+    """Pairs downwards, the difference, and both measures; of many pairs those around the parting and some before."""
     from rich.text import Text
 
     from sounding.cli.numbers import write_log_norm, write_number
@@ -93,7 +93,9 @@ def make_table(result: Comparison) -> Table:
                ("gradient_log_norm", write_log_norm))  # fmt: skip
     table = new_table("output", ">difference", ">size", ">directions", ">gradient")
     for index, pair in enumerate(pairs):
-        if index not in spread and abs(index - first) > NEAR:
+        # behind the parting every pair differs, and says no more
+        far = index > first and index < len(pairs) - 1
+        if abs(index - first) > NEAR and (far or index not in spread):
             continue
         name = shorten(pair.a if pair.a == pair.b else f"{pair.a} = {pair.b}", 44)
         # equal numbers are written once, and a measure that one of the two lacks is left out

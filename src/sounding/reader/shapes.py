@@ -125,7 +125,9 @@ def _part(trace: Trace, value: Traced, axis: int, start: int, stop: int, step: i
         sources = frozenset((source, key, length) for source in draft.sources)
         inner = math.prod(atom.size for atom in layout.of("feature") if atom.key > atoms[0].key)
         rule = Part(start * inner, stop * inner)
-        part = trace.add(rule, (value,), small, label=f"features {start} to {stop - 1}", sources=sources)
+        part = trace.add(
+            rule, (value,), small, label=f"features {start * inner} to {stop * inner - 1}", sources=sources
+        )
         trace.parts[part] = value
         return part
     grid = np.arange(layout.points.positions).reshape([a.size for a in layout.of("position")])
