@@ -376,11 +376,9 @@ class _Checked(Watched):
             settings = {**settings, "start": loss.to_dict()}
         reading = self._collect(settings)
         given = (self._root, self._tap.passes, reading, loss)
-        beside = {
-            "dropped": (self._rest.most, self._rest.place),
-            "largest": self._last_batch.name_largest() if self._last_batch is not None else "",
-        }
-        start = judge_start(*given, **beside) if self.shards is None else ()
+        dropped = self._rest.most, self._rest.place
+        largest = self._last_batch.name_largest() if self._last_batch is not None else ""
+        start = judge_start(*given, dropped=dropped, largest=largest) if self.shards is None else ()
         rows, inside, gaps = look_inside(self._insides, source=self._source)
         inside, profile = leave_known(inside, reading), reading.profile()
         profile = replace(profile, rows=profile.rows + rows)

@@ -48,7 +48,8 @@ def find_degenerate_batch(reading: Reading, thresholds: Thresholds) -> list[Find
         severity = "low"
     if severity is None and not parallel:
         return []
-    why, remedies = _why_parallel(samples, left), PARALLEL_REMEDIES
+    why = _why_parallel(samples, left)
+    remedies: tuple[str, ...] = PARALLEL_REMEDIES
     if severity is not None:
         why, remedies = _why_degenerate(samples, rank=rank, repeated=repeated, alike=alike), DEGENERATE_REMEDIES
         if not repeated > 0:  # samples that differ, on a scale that hides it, or that are too few
