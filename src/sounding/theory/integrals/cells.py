@@ -36,7 +36,8 @@ _TERMS, _DOUBT = 3, 2.0
 _HAIR, _OUTSIDE, _EXPLAINED = 1e-5, 0.02, 100.0
 # shares of a radius: within which two are one but for rounding, or almost meet, and from where on cuts approach them
 _EQUAL, _MEETING, _APPROACHED = 1e-12, 2e-3, 0.05
-# a cell that misses eight times as much at one end as at the other is cut at a fifth from there
+# A cell that misses eight times as much at one end as at the other is cut at a fifth from there. Cut in the middle,
+# relu(x) + tanh(300x) in a batch of 4 comes out 1e-9 off beside a stated 2e-11, and takes a quarter longer.
 _ONE_SIDED, _NEAR = 8.0, 0.2
 
 
