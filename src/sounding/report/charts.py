@@ -15,6 +15,8 @@ from sounding.probe.records import Report
 from sounding.profile import Estimate
 from sounding.report.words import CHARTS, SHARE_OUTSIDE
 
+# directions, of which no batch has less than one, whatever a band of two standard deviations says
+COUNTS = {"participation_ratio", "effective_rank", "token_participation_ratio"}
 DIGITS = 6  # of a number in the page, which shows them under the pointer
 
 
@@ -52,7 +54,8 @@ def fit_line(reading: Reading, rates: Mapping[str, Estimate]) -> dict[str, Any] 
     rate = rates.get("gradient_log_rate")
     norms = [(order, call.depth, call.get("gradient_log_norm")) for order, call in enumerate(reading.weight_layers)]
     points = [point for point in norms if math.isfinite(point[2])]
-    if rate is None or not math.isfinite(rate.value) or len(points) < 2:
+    # a line through two points fits whatever they are
+    if rate is None or not math.isfinite(rate.value) or len(points) < 3:
         return None
     middle = sum(order for order, _, _ in points) / len(points)
     height = sum(value for _, _, value in points) / len(points)
@@ -87,13 +90,13 @@ def _theory(calls: Sequence[LayerCall], drawn: list[str]) -> dict[str, dict[str,
             values[SHARE_OUTSIDE] = share_outside(row.value)
         for measure in filter(drawn.__contains__, values):  # not as a set, whose order differs from run to run
             line = lines.setdefault(measure, {"depth": [], "value": [], "low": [], "high": []})
+            least = 1.0 if measure in COUNTS else -math.inf
             line["depth"].append(row.layer)
-            line["value"].append(_round(values[measure]))
+            line["value"].append(_round(max(values[measure], least)))
             # two standard deviations over seeds, where theory knows them
             for edge, sign in (("low", -1), ("high", 1)):
                 value = row.value + sign * 2 * (row.stderr or math.nan)
-                # no batch has less than one direction
-                bent = share_outside(max(value, 1.0)) if measure == SHARE_OUTSIDE else value
+                bent = share_outside(max(value, 1.0)) if measure == SHARE_OUTSIDE else max(value, least)
                 line[edge].append(_round(bent if math.isfinite(value) else math.nan))
     return lines
 

@@ -6,6 +6,7 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   const touch = matchMedia("(pointer: coarse)");
   const FLOOR = 1e-16; // where a log axis puts an exact zero
+  const DECADES = 3; // powers of ten by which theory may widen an axis beyond what was measured
   const OVERFLOW = 290; // decades beyond which e^value is drawn by its exponent
   const plots = [];
 
@@ -91,15 +92,24 @@
   };
 
   // one axis for all networks of a chart, so that they can be compared by eye
+  // theory may dip by forty powers of ten where the measurement is flat: the axis follows it for a few of them
+  const nearby = (chart, values, told) => {
+    if (!values.length || chart.scale === "linear") return told;
+    const low = Math.min(...values), high = Math.max(...values);
+    const [least, most] = chart.scale === "exponent" ? [low - DECADES * Math.LN10, high + DECADES * Math.LN10] : [low / 10 ** DECADES, high * 10 ** DECADES];
+    return told.map((v) => Math.min(Math.max(v, least), most));
+  };
+
   const chooseAxis = (chart) => {
-    const values = [];
+    const values = [], told = [];
     for (const network of networks) {
       for (const [place, measure] of Object.keys(chart.measures).entries()) {
         if (!splitByRole(network, measure, place, select(chart, network, measure)).length) continue; // not drawn
         for (const i of select(chart, network, measure)) if (finite(network.measures[measure][i])) values.push(network.measures[measure][i]);
-        for (const k of selectTheory(chart, network, measure)) values.push(network.theory[measure].value[k]);
+        for (const k of selectTheory(chart, network, measure)) told.push(network.theory[measure].value[k]);
       }
     }
+    values.push(...nearby(chart, values, told));
     let low = Math.min(...values), high = Math.max(...values);
     if (chart.scale === "exponent") {
       low /= Math.LN10; high /= Math.LN10;
@@ -161,7 +171,8 @@
           traces.push(edge("low", {}), edge("high", { fill: "tonexty", fillcolor: color("band"), name: "95% of seeds", showlegend: !traces.some((t) => t.name === "95% of seeds") }));
         }
         traces.push({
-          type: "scatter", mode: "lines", name: `theory: ${label}`, x: told.map((k) => theory.depth[k]), showlegend: groups.length === 1,
+          type: "scatter", mode: told.length > 1 ? "lines" : "markers", marker: { size: 7, symbol: "line-ew-open", color: color("ink") },
+          name: `theory: ${label}`, x: told.map((k) => theory.depth[k]), showlegend: groups.length === 1,
           y: told.map((k) => axis.map(theory.value[k])), line: { color: color("ink"), width: 1.6, dash: "dash" },
           customdata: told.map((k) => write(chart, theory.value[k])),
           hovertemplate: `theory · call %{x}<br>${label} %{customdata}<extra></extra>`,
@@ -213,7 +224,7 @@
       xaxis: {
         title: { text: nameShown(chart, network), standoff: 8, font: { size: 12.5 } }, range: [-0.02 * last, 1.02 * last], zeroline: false, gridcolor: "rgba(0,0,0,0)",
         linecolor: color("strong-line"), ticks: "outside", tickcolor: color("strong-line"), ticklen: 4,
-        showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "dot", spikecolor: muted, rangemode: "tozero", nticks: 8,
+        showspikes: true, spikemode: "across", spikethickness: 1, spikedash: "dot", spikecolor: muted, rangemode: "tozero", nticks: 8, ...(last < 8 ? { dtick: 1 } : {}),
       },
       yaxis: {
         type: axis.type, range: axis.range, gridcolor: line, zeroline: false, fixedrange: true, nticks: 7, automargin: true, ...makeTicks(axis),
