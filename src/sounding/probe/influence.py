@@ -25,6 +25,7 @@ from sounding.probe.outputs import answer_tensor, leading_tensor, sample_matrix
 from sounding.probe.records import Finding, Severity
 from sounding.probe.state import DropoutAtRest, plain_execution
 from sounding.probe.tap import Tap, survey_model
+from sounding.start.loss import make_finding
 
 SAMPLES = 3
 CROWD = 16  # samples among which a single one has little to say, where all of them have their say
@@ -258,27 +259,27 @@ def judge_influence(found: Influence | None, batch: Batch, *, causal: bool) -> l
         if harmful and not found.alike and found.foreign >= 1:
             same += " They have as much say in it as the sample itself."
         where = f"from {found.call!r} on" if found.call else "in what the network returns"
-        told = [_finding(
-            "mixed_samples", severity, found.call,
+        told = [make_finding(
+            "mixed_samples", severity,
             f"The samples of the batch are not independent: what one of them gives changes {where} when the others "
             f"change.{same} A sum, a mean or an attention runs over the axis of the samples, or a layer takes this "
             "axis for that of time (batch_first).",
             ("look for an operation over axis 0, and for batch_first", "batch_axis= if another axis holds the samples",
              "nothing, if it is meant: a contrastive loss, a graph, a memory bank"),
-            "samples that do not know of each other", "samples that change with others",
+            "samples that do not know of each other", "samples that change with others", layer=found.call,
         )]  # fmt: skip
     backwards = not found.past
     if not found.future or not (backwards or causal or _followed(batch) is not None):
         return told
     seen = "on later tokens and none before" if backwards else "on later tokens"
     where = f", from {found.leak!r} on" if found.leak else ""
-    return [*told, _finding(
-        "target_leak", "medium", found.leak,
+    return [*told, make_finding(
+        "target_leak", "medium",
         f"Outputs depend on the future, {seen}{where}, and the target at each position is what comes next: nothing "
         "hides the answer (a causal mask, padding in front), and the network learns to copy it.",
         ("mask attention above its diagonal: a position sees itself and what came before (is_causal=True)",
          "pad convolutions over time in front only"),
-        "outputs that depend on earlier tokens alone", "outputs that depend on later tokens",
+        "outputs that depend on earlier tokens alone", "outputs that depend on later tokens", layer=found.leak,
     )]  # fmt: skip
 
 
@@ -308,8 +309,8 @@ def judge_copy(copied: bool) -> list[Finding]:
     """A finding where the targets are the inputs."""
     if not copied:
         return []
-    return [_finding(
-        "target_leak", "medium", None,
+    return [make_finding(
+        "target_leak", "medium",
         "The target at each position is the token that stands there: a network that repeats its inputs has no loss, "
         "and learns nothing else.",
         ("move the targets by one place: targets = tokens[:, 1:], inputs = tokens[:, :-1]",),
@@ -386,17 +387,11 @@ def judge_reach(entries: float, tokens: float) -> list[Finding]:
     share, parts = max((entries, "entries"), (tokens, "tokens"))
     if share < MANY:
         return []
-    return [_finding(
-        "unused_input", "medium" if share > MOST else "low", "input",
+    return [make_finding(
+        "unused_input", "medium" if share > MOST else "low",
         f"The loss does not depend on {share:.0%} of the {parts} of the input, whatever the sample: steps, pixels or "
         "features are cut off before they reach it.",
         ("look for an index that takes the wrong step, a slice, and a mask that hides too much or is turned around",),
         "a loss that depends on all of the input", f"{share:.0%} of it reach nothing", {"share": share},
+        layer="input",
     )]  # fmt: skip
-
-
-def _finding(
-    kind: Any, severity: Severity, layer: str | None, why: str, remedies: tuple[str, ...], expected: str, found: str,
-    evidence: dict[str, float] | None = None,
-) -> Finding:  # fmt: skip
-    return Finding(kind, severity, layer, None, evidence or {}, why, "", remedies, expected=expected, found=found)

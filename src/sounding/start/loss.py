@@ -269,12 +269,6 @@ def _judge_height(loss: StartLoss) -> list[Finding]:
             f"{height}; the best constant would have {loss.blind:.4g}: the outputs (standard deviation "
             f"{loss.spread:.3g}) or the mean of the targets are far larger than their differences."
         )
-    elif not loss.classes and loss.size > THRESHOLDS.huge_input:
-        severity = "low"
-        why = (
-            f"The targets have a root mean square of {loss.size:.3g}, and the outputs a standard deviation of "
-            f"{loss.spread:.3g}: the first steps only learn to be large, and gradients are as large as the targets."
-        )
     else:
         return []
     remedies: tuple[str, ...] = (
@@ -306,7 +300,7 @@ def _judge_labels(loss: StartLoss) -> list[Finding]:
 
 def make_finding(
     kind: FindingKind, severity: Severity, why: str, remedies: tuple[str, ...], expected: str, found: str,
-    evidence: Mapping[str, float] = MappingProxyType({}),
+    evidence: Mapping[str, float] = MappingProxyType({}), *, layer: str | None = None,
 ) -> Finding:  # fmt: skip
-    """A finding about the whole network."""
-    return Finding(kind, severity, None, None, evidence, why, "", remedies, expected=expected, found=found)
+    """A finding about the whole network, or about the first module at which it shows."""
+    return Finding(kind, severity, layer, None, evidence, why, "", remedies, expected=expected, found=found)
