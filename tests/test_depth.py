@@ -14,7 +14,7 @@ import networks
 import sounding
 from sounding.cli import cli
 from sounding.errors import UsageError
-from sounding.reader.depth import Depths
+from sounding.reader.depth import Depths, Trend
 from test_extend import residual, transformer
 from tolerance import TOLERANCE
 
@@ -103,3 +103,10 @@ def test_the_command_draws_a_picture_and_tells(tmp_path: Path) -> None:
     assert "measured" in (tmp_path / "depth.svg").read_text()
     told = CliRunner().invoke(cli, ["depth", "mlp,width=32,init=he", "--to", "8", "--from", "4", "--batch-size", "8"])
     assert "from 4 to 8 layers" in told.output
+
+
+def test_a_verdict_names_what_changes_and_by_how_much_for_a_layer() -> None:
+    gradient = Trend("gradient", 4.8, 0.1, "predicted", bounded=False)
+    told = str(Depths("layers", (8, 16, 32), (), (gradient,)))
+    assert "from 16 to 32 layers: the gradient norm changes faster than depth." in told
+    assert "that is ×1.23 for each layer" in told

@@ -26,6 +26,12 @@ QUANTITIES = {
     "tokens": "1 − mean cosine between the tokens of a sample behind the last block",
     "gradient": "gradient norm at the first layer over that at the last",
 }
+SHORT = {
+    "stream": "the size of the stream",
+    "distance": "how far samples are apart (distance)",
+    "tokens": "how far tokens are apart",
+    "gradient": "the gradient norm",
+}
 # The power of depth up to which growth counts as bounded: a stream that adds up independent blocks grows as depth,
 # which one norm or a factor of 1/√L takes back. What compounds doubles its power with every doubling of the depth.
 # Of the networks of `bench/depths.py` those that transfer reach 1.03, those that do not begin at
@@ -62,7 +68,11 @@ class Trend:
     def __str__(self) -> str:
         """One line for people."""
         power = f"depth^{self.power:.2f} ± {self.stderr:.2f}"
-        how = "is lost or overflows" if math.isinf(self.power) else f"goes as {power}"
+        how = (
+            "leaves the range of numbers: it overflows, or falls to zero"
+            if math.isinf(self.power)
+            else f"goes as {power}"
+        )
         if self.bounded and abs(self.power) <= STEADY:
             how = f"is steady ({power})"
         return f"{QUANTITIES[self.quantity]}: {how}, {self.source}"
@@ -92,14 +102,23 @@ class Depths:
             return f"Not known {span}: nothing could be followed."
         if self.transfers:
             return f"The parametrization transfers {span}: nothing grows or falls faster than depth."
-        worst = ", ".join(trend.quantity for trend in self.trends if trend.bounded is self.transfers)
+        worst = " and ".join(SHORT[trend.quantity] for trend in self.trends if trend.bounded is self.transfers)
         if self.transfers is None:
             return f"Not known {span}: what {worst} does is too uncertain."
         return f"The parametrization does not transfer {span}: {worst} changes faster than depth."
 
     def __str__(self) -> str:
-        """The verdict and a line for each quantity."""
-        return "\n".join([self.summary, *(f"- {trend}" for trend in self.trends), *(f"  ({n})" for n in self.notes)])
+        """The verdict and a line for each quantity, with the factor of one layer where it is no power of the depth."""
+        steps = self.depths[-1] - self.depths[-2]
+        unit = self.unit.removesuffix("s")
+
+        def tell(trend: Trend) -> str:
+            if not MOST < abs(trend.power) < math.inf:
+                return f"- {trend}"
+            factor = self.depths[-1] / self.depths[-2]
+            return f"- {trend}; that is ×{factor ** (trend.power / steps):.3g} for each {unit}"
+
+        return "\n".join([self.summary, *map(tell, self.trends), *(f"  ({n})" for n in self.notes)])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -312,6 +331,6 @@ def _trend(quantity: str, points: list[Point], depths: tuple[int, ...]) -> Trend
             return Trend(quantity, math.inf if after > 0 else -math.inf, 0.0, source, bounded=False)
         power = (after - before) / doubling
         sd = math.hypot(*(getattr(one, error) for one in pair)) / doubling
-        bounded = None if abs(abs(power) - MOST) < 2 * sd else abs(power) < MOST
+        bounded = None if abs(abs(power) - MOST) < 2 * sd else bool(abs(power) < MOST)
         return Trend(quantity, power, sd, source, bounded=bounded)
     return None
