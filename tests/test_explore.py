@@ -191,3 +191,9 @@ def test_the_page_loads_nothing_from_elsewhere() -> None:
         assert "default-src 'none'" in headers["content-security-policy"]
         assert "http" not in body.decode().replace("http://www.w3.org/2000/svg", "")
     assert get("/", method="POST")[0] == 403
+
+
+def test_a_network_that_is_too_deep_is_told() -> None:
+    told = "50 layers are more than 38: such a network will not train."
+    assert told in PANELS["numbers"](State(depth=50)).notes
+    assert told not in PANELS["numbers"](State(depth=30)).notes

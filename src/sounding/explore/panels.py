@@ -21,7 +21,7 @@ from sounding.theory.length import product_moment, second_moment
 
 KNOTS = 9  # angles between 0 and 90 degrees at which a map is computed: at more of them the curves look the same
 POINTS = 41  # of a map, from correlation 0 to 1
-STEPS = 12  # of a cobweb: more are not told apart
+STEPS = 12  # from layer to layer on a map: more are not told apart
 RUNS = 8  # of a simulation, so that its curve has an error
 LARGEST = 400_000  # layers × samples × width of one run: what eight of them do in a tenth of a second
 
@@ -81,14 +81,22 @@ def _batchnorm(state: State) -> Panel:
         _python(f"sounding.predict.batchnorm({state.activation_code}", **options),
         (
             Number("gradient growth", found.gradient_growth, "the factor of the squared gradient per layer, backwards"),
-            Number("depth that trains", found.trainable_depth, "layers until the squared gradient has grown by e^16"),
+            Number(
+                "depth that trains",
+                found.trainable_depth,
+                "layers until the squared gradient is nine million times as large",
+            ),
             Number("correlation", found.fixed_point.correlation, "cosine of two samples of a batch deep inside"),
             Number("variance", found.fixed_point.variance, "mean square of the activations deep inside"),
         ),
         _gradient_line(state, math.log(found.gradient_growth) if found.gradient_growth > 0 else math.nan),
         ("layer", "ln of the squared gradient"),
-        notes,
+        notes + _warn(state.depth, found.trainable_depth, "layers"),
     )
+
+
+def _warn(depth: int, most: float, what: str) -> tuple[str, ...]:
+    return (f"{depth} {what} are more than {most:.0f}: such a network will not train.",) if depth > most else ()
 
 
 def _plain(state: State) -> Panel:
@@ -126,7 +134,11 @@ def _blocks(state: State) -> Panel:
     numbers = [
         Number("stream growth", found.stream_growth, "mean square of the stream at the end over that at the start"),
         Number("gradient ratio", found.gradient_ratio, "squared gradient at the first block over that at the last"),
-        Number("depth that trains", found.trainable_depth, "blocks until gradients or differences change by e^16"),
+        Number(
+            "depth that trains",
+            found.trainable_depth,
+            "blocks until gradients or differences change nine million times",
+        ),
     ]
     if state.network == "transformer":
         numbers.append(Number("entropy", found.entropy[-1], "of the last attention's rows; 1 is uniform"))
@@ -136,7 +148,7 @@ def _blocks(state: State) -> Panel:
         tuple(numbers),
         (Curve("theory", layers, found.gradient_log),),
         ("block", "ln of the squared gradient"),
-        _follows(found, state) if more else (),
+        (_follows(found, state) if more else ()) + _warn(state.depth, found.trainable_depth, "blocks"),
         more=more,
     )
 
@@ -177,7 +189,7 @@ def follow_correlation(state: State) -> Panel:
 
 
 def draw_map(state: State) -> Panel:
-    """The correlation map with its cobweb."""
+    """The correlation map with the steps that a correlation takes on it."""
     axes = ("correlation before a layer", "correlation behind it")
     if state.network in ("residual", "transformer"):
         found, more = predicted_blocks(state).go_on()
@@ -192,7 +204,7 @@ def draw_map(state: State) -> Panel:
         x += [now, following]
         y += [following, following]
         now = following
-    return Panel(_map_python(state), curves=(_diagonal(), curve, Curve("cobweb", x, y)), axes=axes)
+    return Panel(_map_python(state), curves=(_diagonal(), curve, Curve("from layer to layer", x, y)), axes=axes)
 
 
 def _diagonal() -> Curve:
