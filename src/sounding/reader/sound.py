@@ -139,18 +139,16 @@ def _mean_cosine(gram: Array) -> float:
 def tell_kept(here: Kept, sound: Kept, layers: int) -> str:
     """What is left, over how many depth scales, beside a sound start, in one sentence."""
     gets = f"{write_share(here.gradient)}{' of' if here.gradient < MANY else ''} the last one's gradient"
-    scales = f"{here.scales:.0f}"
-    told = (
-        f"The first of {layers} weight layers gets {gets} ({scales} depth scale{'' if scales == '1' else 's'}), and "
-        f"{write_share(here.apart)} of the signal behind the last tells samples apart"
-    )
+    scales = f"{here.scales:.0f} depth scale{'' if f'{here.scales:.0f}' == '1' else 's'}"
     lost = sound.scales >= THRESHOLDS.depth_scales
-    if lost and here.scales < THRESHOLDS.depth_scales:
-        return f"{told}."  # the usual prescription loses more here than the network's own start: it is no example
-    blame = ", so the architecture is to blame more than the start" if lost else ""
+    # where the usual prescription loses more than the network's own start it is no example
+    beside = not lost or here.scales >= THRESHOLDS.depth_scales
+    gradient = f"; {write_share(sound.gradient)} in a sound start of this architecture" if beside else ""
+    apart = f" ({write_share(sound.apart)} in a sound start)" if beside else ""
+    blame = ", so the architecture is to blame more than the start" if lost and beside else ""
     return (
-        f"{told}; a sound start of this architecture would have {write_share(sound.gradient)} and "
-        f"{write_share(sound.apart)}{blame}."
+        f"The first of {layers} weight layers gets {gets} ({scales}{gradient}), and "
+        f"{write_share(here.apart)} of the signal behind the last tells samples apart{apart}{blame}."
     )
 
 
