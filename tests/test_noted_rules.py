@@ -139,3 +139,19 @@ def test_outputs_that_pass_for_logarithms_of_probabilities_are_said(normalized: 
     model = nn.Sequential(nn.Linear(WIDTH, 3), nn.LogSoftmax(-1) if normalized else nn.Identity())
     found = kinds(model, inputs, torch.arange(SAMPLES) % 3, loss=functional.nll_loss)
     assert (found.get("start_loss") == "high") is not normalized
+
+
+def test_what_stands_between_blocks_where_the_size_changes_belongs_to_none_of_them() -> None:
+    class Stages(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()) for _ in range(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for index, block in enumerate(self.blocks):
+                x = x + block(x)
+                x = functional.avg_pool2d(x, 2) if index == 2 else x
+            return x.mean((2, 3))
+
+    torch.manual_seed(0)
+    assert "odd_branch" not in kinds(Stages(), torch.randn(SAMPLES, 8, 8, 8, generator=seeded(1)))

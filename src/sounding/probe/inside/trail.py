@@ -44,12 +44,13 @@ class Odd:
 
 
 class End(NamedTuple):
-    """The end of a block: its name, the module, the shapes of what it was given and returned, its operations, and how
-    many module calls there had been."""
+    """The end of a block: its name, the module, the shapes of what it was given and returned, whether it was given the
+    shape that the one before it returned, its operations, and how many module calls there had been."""
 
     name: str
     module: nn.Module
-    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    shapes: tuple[tuple[int, ...], ...]
+    follows: bool
     part: tuple[str, ...]
     calls: int
 
@@ -59,7 +60,7 @@ class Trail:
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._stops: dict[str, int] = {}
+        self._stops: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._ends: dict[str, list[End]] = {}
 
     def note(self, name: str) -> None:
@@ -72,12 +73,14 @@ class Trail:
     def close(self, name: str, module: nn.Module, given: Any, output: Any, calls: int) -> None:
         """A numbered module ended: a block if it holds others, else what stands between blocks."""
         place = name.rpartition(".")[0]
-        part = tuple(self._names[self._stops.get(place, 0) :])
-        self._stops[place] = len(self._names)
+        start, last = self._stops.get(place, (0, ()))
+        tensors = (next((one for one in given if isinstance(one, Tensor)), None), main_tensor(output))
+        before, behind = (() if one is None else tuple(one.shape) for one in tensors)
+        self._stops[place] = len(self._names), behind
         if module._modules and not is_opaque(module):
-            tensors = (next((one for one in given if isinstance(one, Tensor)), None), main_tensor(output))
-            before, behind = (() if one is None else tuple(one.shape) for one in tensors)
-            self._ends.setdefault(place, []).append(End(name, module, (before, behind), part, calls))
+            # where the shape has changed on the way, as in front of a stage, so has what is computed there
+            end = End(name, module, (before, behind), before == last, tuple(self._names[start:]), calls)
+            self._ends.setdefault(place, []).append(end)
 
     def _families(self) -> Iterator[list[End]]:
         """Blocks that are siblings: those of one list or, where each list has few, those of one class in all lists."""
@@ -103,7 +106,7 @@ class Trail:
             firsts = {self._ends[end.name.rpartition(".")[0]][0].name for end in ends}
             lasts = {self._ends[end.name.rpartition(".")[0]][-1].name for end in ends}
             later = [end for end in ends if end.name not in firsts]
-            for end in later:
+            for end in (one for one in later if one.follows):
                 others = {one.part for one in later if one is not end}
                 if len(others) != 1 or end.part in others:
                     continue
