@@ -26,6 +26,10 @@ def names() -> tuple[str, ...]:
     return tuple(f"{name}:{PARAMETERS[name]}" if name in PARAMETERS else name for name in REGISTRY)
 
 
+# what others call activations that are here
+OTHER_NAMES = {"swish": "silu", "logistic": "sigmoid", "linear": "identity"}
+
+
 def resolve(spec: ActivationLike) -> Activation:
     """The activation called `spec`: a registered name, "name:parameter", "module:function", or a callable.
 
@@ -34,7 +38,7 @@ def resolve(spec: ActivationLike) -> Activation:
     >>> resolve("swish")
     Traceback (most recent call last):
     ...
-    sounding.errors.UsageError: unknown activation 'swish'. Try one of identity, relu, ...
+    sounding.errors.UsageError: unknown activation 'swish'. Try silu.
     """
     if isinstance(spec, Activation):
         return spec
@@ -48,7 +52,9 @@ def resolve(spec: ActivationLike) -> Activation:
         if parameter:
             found = _import_callable(spec)
             return found if isinstance(found, Activation) else from_callable(found, name=spec)
-        raise UsageError(f"unknown activation {spec!r}", hint=f"one of {', '.join(names())}, or module:function")
+        other = OTHER_NAMES.get(name)
+        hint = other or f"one of {', '.join(names())}, or module:function"
+        raise UsageError(f"unknown activation {spec!r}", hint=hint)
     if spec == name and name not in REQUIRED:
         return entry if isinstance(entry, Activation) else entry()
     if isinstance(entry, Activation):

@@ -37,7 +37,7 @@ def claims() -> None:
     """
 
 
-@claims.command(name="list")
+@claims.command(name="list", short_help="List every row with its verdict.")
 @click.option("--paper", metavar="KEY", help="Show the rows of one paper: rank2020, rank2020v1, orth2021, ...")
 @click.option("--seed", metavar="KEY", hidden=True, help="The old name of --paper.")
 @results_option
@@ -90,7 +90,7 @@ def _show_rows(found: Iterable[Claim], results: Path | None, *, as_json: bool) -
     screen.print(f"\n{left}{totals} Try sounding claims show ID, sounding reproduce ID.", markup=False)
 
 
-@claims.command()
+@claims.command(short_help="Show one row: what the paper says, and what came out.")
 @click.argument("words", nargs=-1, required=True, metavar="ID")
 @results_option
 @json_option
@@ -137,7 +137,7 @@ def show(words: tuple[str, ...], results: Path | None, as_json: bool) -> None:
         tell(row["evidence"])
 
 
-@claims.command()
+@claims.command(short_help="Write the ledger as Markdown or HTML, or print it.")
 @click.option("--results", type=FILE, required=True, metavar="DIR", help="Folder of the results.")
 @file_option("--markdown", "Write the ledger as Markdown.")
 @file_option("--html", "Write the ledger as an HTML page.")

@@ -29,7 +29,7 @@ def data() -> None:
     """
 
 
-@data.command(name="list")
+@data.command(name="list", short_help="List the data sets: size, licence, and what is here.")
 @json_option
 def list_(as_json: bool) -> None:
     """List the data sets, their size, licence, and whether they are on this machine.
@@ -76,7 +76,7 @@ def get(names: tuple[str, ...], as_json: bool, quiet: bool) -> None:
         say(f"{name}: fetched {', '.join(files)}" if files else f"{name}: here and intact")
 
 
-@data.command()
+@data.command(short_help="Compare every file with its published checksum.")
 @click.argument("names", nargs=-1)
 @json_option
 @click.pass_context
