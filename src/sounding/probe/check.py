@@ -49,6 +49,7 @@ from sounding.probe.state import (
 )
 from sounding.probe.watch import Watched
 from sounding.profile import Estimate, Profile
+from sounding.start.answers import look_at_answers
 from sounding.start.loss import StartLoss, average, measure_loss
 from sounding.start.loss_operations import watch_loss
 
@@ -223,7 +224,7 @@ class _Checked(Watched):
         self._beside: tuple[Finding, ...] = ()
         self._influence, self._told_by_loss = list[Finding](), tuple[Finding, ...]()
         # what share of an input gets no gradient, and of tokens changes nothing; whether it is its target
-        self._unreached, self._idle, self._copied = 0.0, 0.0, False
+        self._unreached, self._idle = 0.0, 0.0
 
     def run(self, batch: Batch, *, rewind: Callable[[], None]) -> None:
         """One forward and one backward pass.
@@ -261,11 +262,10 @@ class _Checked(Watched):
             self._in_loss = True
             targets = implied_targets(output, batch.targets, loss=loss, inputs=batch.tensors(), root=self._root)
             evaluate = partial(evaluate_loss, output, targets, loss=loss, generator=self._generator)
-            scalar, self._told_by_loss = watch_loss(batch.size(tap.known.axis) if inside else None, evaluate)
+            scalar, told = watch_loss(batch.size(tap.known.axis) if inside else None, evaluate)
             self._in_loss = False
-            self._copied = influence.is_copied(output, batch, batch.targets, loss)
-            name = loss_name(loss, targets)
-            self.losses.append(measure_loss(output, targets, loss=loss, name=name, value=scalar))
+            self._told_by_loss = look_at_answers(output, batch, targets, loss=loss, told=told) if inside else told
+            self.losses.append(measure_loss(output, targets, loss=loss, name=loss_name(loss, targets), value=scalar))
             del output
             weights = self._backward(scalar, leaves)
             if tap.passes:
@@ -378,7 +378,8 @@ class _Checked(Watched):
         given = (self._root, self._tap.passes, reading, loss)
         dropped = self._rest.most, self._rest.place
         largest = self._last_batch.name_largest() if self._last_batch is not None else ""
-        start = judge_start(*given, dropped=dropped, largest=largest) if self.shards is None else ()
+        read = frozenset[int]().union(*(one.read for _, one in self._insides)) if self._insides else None
+        start = judge_start(*given, dropped=dropped, largest=largest, read=read) if self.shards is None else ()
         rows, inside, gaps = look_inside(self._insides, source=self._source)
         inside, profile = leave_known(inside, reading), reading.profile()
         profile = replace(profile, rows=profile.rows + rows)
@@ -388,7 +389,7 @@ class _Checked(Watched):
         known = {finding.kind for finding in (*start, *inside)}
         seen = [one for one in (*self._influence, *self._told_by_loss) if one.kind not in known]
         unread = max(self._idle, *(one.unread for _, one in self._insides if not math.isnan(one.unread)), 0.0)
-        reach = (*influence.judge_reach(self._unreached, unread), *influence.judge_copy(self._copied))
+        reach = influence.judge_reach(self._unreached, unread)
         self._beside = (*start, *inside, *seen, *reach)
         self.needs_foresight = needs_foresight(reading)
         verdict = judge_reading(reading, beside=self._beside)

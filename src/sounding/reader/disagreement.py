@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from sounding.probe.calls import named_parameters
+from sounding.probe.calls import named_modules, named_parameters
 from sounding.probe.records import Finding, Severity
 from sounding.profile import Profile
 from sounding.reader.changes import layer_of, leads_to
@@ -80,7 +80,7 @@ def find_disagreement(
     departures = find_departures(profile, prediction)
     parameters, depths = dict(named_parameters(model)), depths_of(profile)
     cause = (
-        _of_running(departures, running)
+        _of_running(departures, running, trained=_takes_gradient(model, running))
         or _of_cut(depths, blueprint)
         or _of_zeros(departures, parameters)
         or next(_of_weights(depths, blueprint, parameters), None)
@@ -153,7 +153,13 @@ def _of_cut(depths: Mapping[str, int], blueprint: Blueprint) -> Cause | None:
     )
 
 
-def _of_running(departures: Sequence[Departure], layer: str) -> Cause | None:
+def _takes_gradient(model: nn.Module, layer: str) -> bool:
+    """Whether a layer trains; frozen with its statistics, a norm is part of a body that was trained."""
+    module = dict(named_modules(model)).get(layer.partition("#")[0])
+    return module is None or any(one.requires_grad for one in module.parameters()) or not any(module.parameters())
+
+
+def _of_running(departures: Sequence[Departure], layer: str, *, trained: bool) -> Cause | None:
     """A batch norm with running statistics, where they give another signal than the batch's own would."""
     out = next((item for item in departures if item.deviations >= BAND), None)
     if not layer or out is None:
@@ -163,6 +169,7 @@ def _of_running(departures: Sequence[Departure], layer: str) -> Cause | None:
         at if at.deviations >= BAND else replace(out, name=layer),
         "normalizes by running statistics in a training pass, not by the batch's own",
         "put this batch norm into training mode, or let its running statistics see data first",
+        "medium" if trained else "low",
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from torch import nn
 
 from sounding.probe.calls import Pass, named_modules, named_parameters
+from sounding.probe.inside.oddities import key_of
 from sounding.probe.outputs import EMPTY
 from sounding.probe.records import Finding, FindingKind, Severity
 from sounding.start.parameters import NUMBER
@@ -53,6 +54,7 @@ def find_arrivals(
     practice: Sequence[Finding] = (),
     zeros: Sequence[str] = (),
     untrained: bool = False,
+    read: Container[int] | None = None,
 ) -> list[Finding]:
     """A finding for each reason why gradients do not arrive.
 
@@ -64,6 +66,7 @@ def find_arrivals(
         zeros: parameters other than biases that are zero everywhere; where no practice explains zero gradients, those
             of them that get a gradient themselves do.
         untrained: whether what is frozen is as a start has drawn it, and only what stands behind it trains.
+        read: the storages that operations have read, None where that is not known.
     """
     if not any(one.weights for one in passes):
         named = [(name, one) for name, one in named_parameters(root) if one.is_floating_point()]
@@ -78,6 +81,9 @@ def find_arrivals(
             continue
         asked += _weight(parameter) if parameter.requires_grad else 0
         reason = _reason(name, parameter, passes, modules)
+        # a module that ran has read its own; what the network itself holds may never have been read
+        if reason == "detached" and "." not in name and read is not None and key_of(parameter) not in read:
+            reason = "unused"
         if reason is not None:
             lost.setdefault(reason, []).append((name, parameter))
     frozen = {_place(name, modules) for name, _ in lost.get("frozen", ())}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from statistics import median, median_low
@@ -107,7 +108,9 @@ def find_constant(start: Start) -> Iterator[Finding]:
             continue
         zero = [one for one in flat if one.low == 0 and one.kind != "matrix"]
         equal = [one for one in flat if one.low != 0]
-        practice = not dead and (len(zero) == len(members) or zero == [start.last])
+        practice = not dead and (
+            len(zero) == len(members) or zero == [start.last] or _are_all_of_a_place(zero, members)
+        )
         if zero and practice:
             yield _zero_start(zero, start)
         elif zero:
@@ -127,6 +130,19 @@ def find_constant(start: Start) -> Iterator[Finding]:
                 "the same gradient: the layer is as wide as one unit.",
                 remedies=(_mend(equal[0]),), evidence={"parameters": len(equal), "value": equal[0].low},
             )  # fmt: skip
+
+
+def _are_all_of_a_place(some: list[Parameter], members: list[Parameter]) -> bool:
+    """Whether each of some siblings is so together with all that differ from it in one number of their names, as the
+    second layers of all blocks are where the first ones of these blocks are not."""
+    names = {one.name for one in some}
+    for name in names:
+        numbers = [found.span() for found in re.finditer(r"\d+", name)]
+        places = (re.compile(re.escape(name[:start]) + r"\d+" + re.escape(name[end:])) for start, end in numbers)
+        kin = ({one.name for one in members if place.fullmatch(one.name)} for place in places)
+        if not any(len(one) > 1 and one <= names for one in kin):
+            return False
+    return bool(names)
 
 
 def _zero_start(zero: list[Parameter], start: Start) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 
 import torch
@@ -37,10 +37,12 @@ def judge_start(
     *,
     dropped: tuple[float, str] = (0.0, ""),
     largest: str = "",
+    read: Container[int] | None = None,
 ) -> tuple[Finding, ...]:
     """Every finding about the start, for the verdict of a check.
 
-    `dropped` is the most that a forward method drops, and where; `largest` says which of the inputs are the largest.
+    `dropped` is the most that a forward method drops, and where; `largest` says which of the inputs are the largest;
+    `read` holds the storages that the operations of the passes have read.
     """
     start = take_stock(root)
     parameters = find_all(start)
@@ -48,7 +50,13 @@ def judge_start(
     whole = loss is None or loss.whole
     zeros = [one.name for one in start.parameters if one.low == one.high == 0 and "bias" not in one.kind]
     arrivals = find_arrivals(
-        root, passes, whole=whole, practice=practice, zeros=zeros, untrained=_is_body_random(root, start)
+        root,
+        passes,
+        whole=whole,
+        practice=practice,
+        zeros=zeros,
+        untrained=_is_body_random(root, start),
+        read=read,
     )
     losses = judge_loss(loss)
     if reading.calls:
@@ -61,7 +69,7 @@ def judge_start(
     if given > RAW and _way_of_inputs(reading):
         losses = [_blame_inputs(one, given) if one.kind == "start_loss" else one for one in losses]
     return (*losses, *_judge_signal(root, reading, largest), *_judge_norms(root, reading),
-            *_judge_dropout(root, dropped), *parameters, *arrivals)  # fmt: skip
+            *_judge_dropout(root, dropped), *_judge_activations(root), *parameters, *arrivals)  # fmt: skip
 
 
 def _is_body_random(root: nn.Module, start: Start) -> bool:
@@ -200,6 +208,31 @@ def _judge_dropout(root: nn.Module, dropped: tuple[float, str]) -> list[Finding]
         ("its number is the share that is dropped, and not the one that is kept: 0.1 to 0.5 are usual",),
         expected="dropout of 0.1 to 0.5", found=f"{share:.3g}",
     )]  # fmt: skip
+
+
+def _judge_activations(root: nn.Module) -> list[Finding]:
+    """Activation modules that are straight lines, such as a leaky ReLU of slope 1."""
+    straight = [name for name, part in named_modules(root)
+                if type(part).__module__ == "torch.nn.modules.activation" and _is_straight(part)]  # fmt: skip
+    if not straight:
+        return []
+    more = f" and {len(straight) - 1} more" if len(straight) > 1 else ""
+    return [Finding(
+        "activation", "medium", straight[0], None, {"activations": float(len(straight))},
+        f"The activation {straight[0]!r}{more} gives back what it is given: layers around it compute what one linear "
+        "layer could.", "", ("look at its arguments: LeakyReLU(True) has the slope 1",),
+        expected="an activation that bends", found="a straight line",
+    )]  # fmt: skip
+
+
+def _is_straight(part: nn.Module) -> bool:
+    x = torch.linspace(-2, 2, 9)
+    try:
+        with torch.no_grad():
+            y = copy.deepcopy(part).cpu().float()(x.clone())  # it may write over what it is given
+    except Exception:  # attention and gated units take more, or other shapes
+        return False
+    return isinstance(y, Tensor) and y.shape == x.shape and torch.allclose(y, y[-1] / 2 * x) and bool(y.any())
 
 
 def _way_of_inputs(reading: Reading) -> str:

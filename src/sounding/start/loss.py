@@ -28,6 +28,7 @@ VIEWS = re.compile("LogSoftmax|View|Squeeze|Clone|ToCopy|Reshape|Alias|Transpose
 ACTIVE = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Relu": "ReLU", "Tanh": "tanh"}
 RANGES = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "ReLU": (0.0, math.inf), "tanh": (-1.0, 1.0)}
 FEW, MANY = 0.05, 0.25  # of the targets out of reach: a few may be noise or outliers
+ALL = 8  # labels that are of one class by chance in one batch of 128 at most
 LABELS = 4  # labels per class from which on their frequencies say something
 
 
@@ -136,18 +137,18 @@ def _measure(node: Any, told: StartLoss, targets: Any) -> StartLoss:
         return _of_classes(given.movedim(1, -1).flatten(0, -2), wanted.flatten(), told, users=users)
     if name.startswith("BinaryCrossEntropy"):
         return _of_two(given if "Logits" in name else given.logit(1e-6), wanted, told, users=users)
+    values = wanted.double()
+    low, high = RANGES.get(told.twice, (-math.inf, math.inf))
+    margin = 0.05 * (high - low) if math.isfinite(high) else 1e-6
+    told = replace(told, beyond=float(((values < low - margin) | (values > high + margin)).double().mean()))
     if not users or not torch.equal(targets.detach().to(wanted).flatten(), wanted.flatten()):
         return told  # what a network makes for itself, as codes and teachers do, need not have a spread
-    values = wanted.double()
     # each output may have a mean of its own; what a constant cannot know is the variance around it
     blind = float(values.flatten(1).var(0, unbiased=False).mean() if values.dim() > 1 else values.var(correction=0))
     part = told.value if name.startswith("MseLoss") and told.name == "mse" else float((given - values).square().mean())
-    low, high = RANGES.get(told.twice, (-math.inf, math.inf))
-    margin = 0.05 * (high - low) if math.isfinite(high) else 1e-6
-    beyond = float(((values < low - margin) | (values > high + margin)).double().mean())
     size = float(values.square().mean().sqrt())
     two = bool(((values == 0) | (values == 1)).all()) and given.numel() == given.shape[0] > 1
-    return replace(told, blind=blind, part=part, spread=float(given.std()), beyond=beyond, size=size, two=two)
+    return replace(told, blind=blind, part=part, spread=float(given.std()), size=size, two=two)
 
 
 def _of_classes(rows: Tensor, labels: Tensor, told: StartLoss, *, users: bool) -> StartLoss:
@@ -258,6 +259,8 @@ def _judge_height(loss: StartLoss) -> list[Finding]:
         height = f"The loss at the start is {loss.part:.4g}"
     if loss.classes and over > THRESHOLDS.costly_loss and loss.excess > THRESHOLDS.costly_loss / 2:
         severity: Severity = "high" if over > THRESHOLDS.fatal_loss else "medium"
+        if severity == "medium" and loss.labels == loss.classes and math.isclose(loss.entropy, loss.blind):
+            severity = "low"  # every label once: a table of all pairs of a contrastive loss, sharp by its temperature
         why = (
             f"{height}, and a network without knowledge has ln {loss.classes} = {loss.blind:.4g}: its logits have a "
             f"standard deviation of {loss.spread:.3g}, which costs {loss.excess:.3g} on average; the first steps only "
@@ -285,6 +288,14 @@ def _judge_height(loss: StartLoss) -> list[Finding]:
 def _judge_labels(loss: StartLoss) -> list[Finding]:
     if loss.sequence:  # words are never equally frequent
         return []
+    if loss.most == 1 and loss.labels >= ALL:
+        return [make_finding(
+            "class_imbalance", "medium",
+            f"All {loss.labels} labels of the batch are of one class: the loss falls by learning that class alone, "
+            "whatever comes in.",
+            ("shuffle the samples: files are often sorted by class", "look at how the labels are made"),
+            "labels of several classes", "labels of one class", {"labels": float(loss.labels), "most_frequent": 1.0},
+        )]  # fmt: skip
     if loss.classes < 2 or loss.labels < LABELS * loss.classes or loss.entropy >= UNEVEN * loss.blind:
         return []
     return [make_finding(

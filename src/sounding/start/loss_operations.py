@@ -79,14 +79,8 @@ class LossOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 ("softmax over the axis of the classes: dim=1 or dim=-1",),
                 "shares that sum to one within a sample", "shares that sum to one over the batch",
             )  # fmt: skip
-        elif name == "nll_loss_forward" and not _are_shares(args[0].exp(), 1):
-            yield make_finding(
-                "start_loss", "high",
-                "The loss takes for logarithms of probabilities what is none: their exponentials do not sum to one. It "
-                "has no lower end, and falls as the outputs grow, whatever they say.",
-                ("take cross_entropy, or put log_softmax between the outputs and nll_loss",),
-                "logarithms of probabilities", "outputs that are not normalized",
-            )  # fmt: skip
+        elif name.startswith("nll_loss") and args[0].requires_grad and args[0].dim() > 1:
+            yield from self._look_at_shares(args[0])
         elif name in NORMALIZING and args[0].requires_grad and _are_shares(args[0], args[1]):
             yield make_finding(
                 "softmax_twice", "medium",
@@ -94,6 +88,31 @@ class LossOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "once more, so that no choice can become sure.",
                 ("remove the softmax from the model", "say that they are probabilities: Categorical(probs=…)"),
                 "logits", "probabilities",
+            )  # fmt: skip
+
+    def _look_at_shares(self, logarithms: Tensor) -> Iterator[Finding]:
+        """What a loss takes for logarithms of shares, and are none of the classes of a sample."""
+        rows = logarithms.float().movedim(1, -1)
+        if bool((rows.logsumexp(-1).abs() < NEAR_ONE).all()) or _are_shares(rows, -1):
+            return
+        places = rows.flatten(0, -2)
+        if len(places) % self._size == 0:
+            places = places.view(self._size, -1, rows.shape[-1])
+        if any(bool((places.logsumexp(axis).abs() < NEAR_ONE).all()) for axis in (0, 1)):
+            yield make_finding(
+                "wrong_axis", "medium",
+                "The log_softmax in front of the loss runs over samples or places, and not over the classes: what the "
+                "classes of a sample have does not sum to one.",
+                ("log_softmax over the axis of the classes: dim=1 or dim=-1",),
+                "shares that sum to one over the classes", "shares that sum to one over another axis",
+            )  # fmt: skip
+        else:
+            yield make_finding(
+                "start_loss", "high",
+                "The loss takes for logarithms of probabilities what is none: their exponentials do not sum to one, "
+                "log_softmax is missing. It has no lower end, and falls as the outputs grow, whatever they say.",
+                ("take cross_entropy, or put log_softmax between the outputs and nll_loss",),
+                "logarithms of probabilities", "outputs that are not normalized",
             )  # fmt: skip
 
     def _is_broadcast(self, left: Tensor, right: Tensor) -> bool:

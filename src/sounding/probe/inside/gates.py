@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 from sounding.probe.gradients import log_norm
 
@@ -62,6 +63,15 @@ def look_at_gates(module: nn.Module, args: Any, at: int) -> list[Gates]:
         gates, steps = _unroll(kind, steps, _weights(module, layer), at, layer)
         found.append(gates)
     return found
+
+
+def unpacked(module: nn.Module, given: Any) -> Any:
+    """What a recurrent layer is given; of a packed sequence, the steps that all samples have."""
+    if not isinstance(given, PackedSequence):
+        return given
+    steps, lengths = pad_packed_sequence(given)
+    steps = steps[: int(lengths.min())]
+    return steps.transpose(0, 1) if getattr(module, "batch_first", False) else steps
 
 
 def _weights(module: nn.RNNBase, layer: int) -> list[Tensor | None]:

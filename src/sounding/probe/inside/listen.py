@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from sounding.probe.calls import Pass
 from sounding.probe.gradients import hook_gradient, log_norm
 from sounding.probe.inside.attention import Attention, look_at_products, look_at_scores
-from sounding.probe.inside.gates import Gates, WrittenGates, look_at_gates, note_rate
+from sounding.probe.inside.gates import Gates, WrittenGates, look_at_gates, note_rate, unpacked
 from sounding.probe.inside.oddities import NORMS, Oddities
 from sounding.probe.inside.precision import Range, ends_of
 from sounding.probe.inside.router import Router, count_choices
@@ -71,7 +71,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._weights, self._passes, self._axis, self._tokens = weights, passes, axis, tokens
         self._born: dict[int, int] = {}
-        self._read: dict[int, int] = {}
+        self.read: dict[int, int] = {}  # when each storage was last read
         self._marks: dict[int, Mark] = dict.fromkeys(_keys(weights), (WEIGHT, None))
         self._time = self._product = 0
         self._attended = False
@@ -158,7 +158,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     self.oddities.note_sum(args, [one == WEIGHT for one in marks], grown, self.calls(), self._axis)
         changes = not fresh and bool(made) and name in ("add", "mul", "copy")
         if fresh or changes or not made:
-            self._read.update(dict.fromkeys(taken, self._time))
+            self.read.update(dict.fromkeys(taken, self._time))
         # a correction that is added without a gradient is how rounding lets gradients through
         corrects = name == "add" and any(tensor.requires_grad for tensor in _tensors(args))
         if name in CUTTING and torch.is_grad_enabled() and not corrects:
@@ -178,14 +178,14 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         learned = learned and not of_shapes and all(one.is_floating_point() for one in made)
         for key in fresh:
             self._born[key] = self._time if source is None else self._born.get(source, 0)
-            for known in (self._read, self._marks, self._factors, self._sums, self._learned):
+            for known in (self.read, self._marks, self._factors, self._sums, self._learned):
                 known.pop(key, None)  # another storage at the same address inherits nothing
             if learned:
                 self._learned[key] = self.calls()
             if mark is not None:
                 self._marks[key] = mark
             if source is not None:  # a stream times a number is still the stream, and was read as it was
-                self._read[key], self._factors[key] = self._time, factor
+                self.read[key], self._factors[key] = self._time, factor
         if sizes is not None:
             with _disable_current_modes(), torch.no_grad():
                 behind = look_behind(self._thinned(made[0]), min(self._batch(), SAMPLES), self._axis)
@@ -376,6 +376,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.oddities.tell(self.calls() - 1, "mixing", how)
 
     def _open_gates(self, module: nn.Module, args: Any) -> None:
+        args = (unpacked(module, args[0]), *args[1:])
         with torch.no_grad(), no_autocast(args[0]):
             found = look_at_gates(module, args, self.calls())
         self.gates += found
@@ -411,7 +412,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if stream.numel() * stream.element_size() != stream.untyped_storage().nbytes():
             return None  # one step of a recurrence, cut out of what was computed for all
         made = self._born.get(older, 0)
-        if self._read.get(older, 0) <= made or self._product <= made:
+        if self.read.get(older, 0) <= made or self._product <= made:
             return None  # two fresh tensors (embeddings, gates, the sides of a rotation), or a function like x + x³
         with _disable_current_modes(), torch.no_grad():
             return sizes_of(self._thinned(right if stream is left else left), self._thinned(stream))

@@ -92,6 +92,8 @@ class Oddities:
             self._shut.difference_update(taken)  # of a gate for all steps, one product speaks
         elif name == "tanh" and signals and _share_flat(made[0]) >= THRESHOLDS.saturated:
             self.tell(at - 1, "flat")  # of what the last layer gave
+        elif name == "cat" and len(args) > 1 and args[1] and _is_one_twice(args[0]) and signals:
+            self.tell(at, "joined twice")
         shut = name in GATES and bool(signals) and _is_shut(args[0], made[0])
         features = self._stride_of_features(name, args, made)
         if name in PRODUCTS and name != "convolution":
@@ -250,6 +252,12 @@ def _is_fixed(tensor: Tensor, axis: int, rank: int) -> bool:
         return True
     rows = tensor.detach().movedim(axis, 0)
     return bool((rows[1:] == rows[:1]).all())
+
+
+def _is_one_twice(joined: Sequence[Tensor]) -> bool:
+    """Whether two of the tensors that are joined along features or places are one."""
+    views = [(one.data_ptr(), one.shape, one.stride()) for one in joined if one.requires_grad and one.numel() > 1]
+    return len(set(views)) < len(views)
 
 
 def _is_shut(given: Tensor, made: Tensor) -> bool:

@@ -189,6 +189,15 @@ SENTENCES: dict[str, Sentence] = {
         "one vector at all of them",
     ),
 }
+SENTENCES["joined twice"] = Sentence(
+    "odd_branch",
+    "medium",
+    "Up to {name} a signal is joined with itself: half of what the next layer reads is a copy, where a second signal "
+    "(the skip of a U-Net, the other direction, another input) was probably meant",
+    "look at the arguments of cat",
+    "two signals side by side",
+    "one signal twice",
+)
 SENTENCES["all alike"] = SENTENCES["alike"]._replace(
     severity="high",  # nothing about samples can be learned
     why="What the network returns is the same for every sample, though trained weights make it: nothing of what tells "
