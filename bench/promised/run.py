@@ -1,6 +1,6 @@
 """Check every network of the set with and without each fault, and count what is found.
 
-    python -m bench.promised.run [--set promised|fresh|later|eighth] [--seed N] [--only PATTERN]
+    python -m bench.promised.run [--set promised|fresh|later|eighth|ninth] [--seed N] [--only PATTERN]
 
 A finding counts if the sound network of the same seed has none of the same kind at the same place that is as severe. A
 fault is named if one of them is of an accepted kind, and placed if one of those names an accepted module too, something
@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="a regular expression for names of faults and of sound networks")
-    parser.add_argument("--set", choices=["promised", "fresh", "later", "eighth"], default="promised")
+    parser.add_argument("--set", choices=["promised", "fresh", "later", "eighth", "ninth"], default="promised")
     options = parser.parse_args()
     bodies, faults = (importlib.import_module(f"bench.{options.set}.{part}") for part in ("bodies", "faults"))
     read = json.loads((HERE / options.set / "expected.json").read_text("utf-8"))
@@ -76,8 +76,8 @@ def main() -> None:
             print(f"{name} sound: {words(sound[name])}", flush=True)
             counts["twins"] += 1
             warned += [name] * any(each.severity != "low" for each in sound[name])
-    if options.set == "eighth":  # sound networks that look unusual
-        unusual = importlib.import_module("bench.eighth.sound")
+    if options.set in ("eighth", "ninth"):  # sound networks that look unusual
+        unusual = importlib.import_module(f"bench.{options.set}.sound")
         for name in unusual.SOUND:
             if re.search(options.only, name):
                 found = look(*unusual.build(name, options.seed))

@@ -1,0 +1,1 @@
+"""A held-out set: sound networks, faults planted in them, and harmless variants."""
