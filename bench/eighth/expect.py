@@ -16,9 +16,9 @@ Fourteen sound networks (`text.py`, `vision.py`, `other.py`, with batches and lo
   names are the keys of `bodies.BODIES`, `faults.FAULTS` and `sound.SOUND`. All imports are relative, so that the folder
   can lie in any package.
 - `expected.json` has for each fault the kinds that are accepted, the first of them the closest one, the places
-  (prefixes of the names of modules, parameters or buffers; an empty one stands for any place) and what was done. Where no
-  kind of the earlier sets fits, a short plain phrase stands in its place (`dropout`, `loss turned`, `skip lost`). All
-  of this was declared with the faults, before the tool saw any of them.
+  (prefixes of the names of modules, parameters or buffers; an empty one stands for any place) and what was done.
+  Where no kind of the earlier sets fits, a short plain phrase stands in its place (`dropout`, `loss turned`, `skip
+  lost`). All of this was declared with the faults, before the tool saw any of them.
 - `python -m PACKAGE.harm` writes `harm.txt`: training on fresh batches, {steps} steps by network; seed 0. The
   error is a share of wrong answers, or of variance or of area that is missed. With a third of the steps and with all of
   them it is measured on validation batches. Where the batches of the fault differ from those in use (labels, leaks,
@@ -47,7 +47,8 @@ def main():
         lines.setdefault(f.body, []).append(f"{json.dumps(name)}: {json.dumps(entry)}")
     (HERE / "expected.json").write_text("{\n" + ",\n".join(", ".join(part) for part in lines.values()) + "\n}\n")
     table = [
-        "| network | fault | done | expected name (also accepted) | module | loss faulty, sound | error at the end | harm |"
+        "| network | fault | done | expected name (also accepted) | module "
+        "| loss faulty, sound | error at the end | harm |"
     ]
     table.append("|---|---|---|---|---|---|---|---|")
     for name, f in faults.FAULTS.items():

@@ -47,7 +47,9 @@ def number(x: float) -> float | None:
 
 
 def harm(twin: list, got: list) -> bool:
-    return any(not math.isfinite(end) or end > t + 0.15 * (start - t) for (start, t), (_, end) in zip(twin, got))
+    return any(
+        not math.isfinite(end) or end > t + 0.15 * (start - t) for (start, t), (_, end) in zip(twin, got, strict=True)
+    )
 
 
 def main() -> None:

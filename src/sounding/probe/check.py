@@ -262,7 +262,7 @@ class _Checked(Watched):
             self._in_loss = True
             targets = implied_targets(output, batch.targets, loss=loss, inputs=batch.tensors(), root=self._root)
             evaluate = partial(evaluate_loss, output, targets, loss=loss, generator=self._generator)
-            scalar, told = watch_loss(batch.size(tap.known.axis) if inside else None, evaluate)
+            scalar, told = watch_loss(batch.size(tap.known.axis) if inside else None, evaluate, output, targets)
             self._in_loss = False
             self._told_by_loss = look_at_answers(output, batch, targets, loss=loss, told=told) if inside else told
             self.losses.append(measure_loss(output, targets, loss=loss, name=loss_name(loss, targets), value=scalar))

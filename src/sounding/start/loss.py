@@ -28,6 +28,7 @@ VIEWS = re.compile("LogSoftmax|View|Squeeze|Clone|ToCopy|Reshape|Alias|Transpose
 ACTIVE = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Relu": "ReLU", "Tanh": "tanh"}
 RANGES = {"sigmoid": (0.0, 1.0), "softmax": (0.0, 1.0), "ReLU": (0.0, math.inf), "tanh": (-1.0, 1.0)}
 FEW, MANY = 0.05, 0.25  # of the targets out of reach: a few may be noise or outliers
+HALF = 0.5  # of all tokens
 ALL = 8  # labels that are of one class by chance in one batch of 128 at most
 LABELS = 4  # labels per class from which on their frequencies say something
 
@@ -286,7 +287,7 @@ def _judge_height(loss: StartLoss) -> list[Finding]:
 
 
 def _judge_labels(loss: StartLoss) -> list[Finding]:
-    if loss.sequence:  # words are never equally frequent
+    if loss.sequence and loss.most < HALF:  # words are never equally frequent; padding is more than all of them
         return []
     if loss.most == 1 and loss.labels >= ALL:
         return [make_finding(

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from sounding.probe.inside.oddities import key_of
+from sounding.probe.parts import is_distributed
 from sounding.probe.records import Finding, FindingKind
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.start.loss import make_finding
@@ -24,11 +26,12 @@ class LossOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         size: the number of samples in the batch.
+        scores: the storage of the outputs, and the stride of the axis of their classes; None where it is not known.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, scores: tuple[int, int] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._size = size
+        self._size, self._scores = size, scores
         self.findings: dict[FindingKind, Finding] = {}
 
     @classmethod
@@ -70,6 +73,14 @@ class LossOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "only learn to be large, and beside other parts of a loss this one drowns them.",
                 ("subtract the mean of the targets and divide by their deviation",),
                 "targets of the size of the outputs", f"targets of a root mean square of {size:.3g}",
+            )  # fmt: skip
+        elif name == "_log_softmax" and self._is_cut_across(args[0], int(args[1])):
+            yield make_finding(
+                "wrong_axis", "medium",
+                "The loss takes scores for rows of classes without moving the axis of the classes: each of its rows "
+                "mixes places and classes.",
+                ("movedim(1, -1) before reshape(-1, classes), or cross_entropy with classes on axis 1",),
+                "one row of classes for each place", "rows that are cut across classes and places",
             )  # fmt: skip
         elif name == "_log_softmax" and self._runs_over_samples(args[0], int(args[1])):
             yield make_finding(
@@ -129,6 +140,10 @@ class LossOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return False
         return axes[0] != axes[1]
 
+    def _is_cut_across(self, scores: Tensor, axis: int) -> bool:
+        """Whether a softmax over the outputs themselves runs along another stride than that of their classes."""
+        return self._scores is not None and key_of(scores) == self._scores[0] and scores.stride(axis) != self._scores[1]
+
     def _runs_over_samples(self, scores: Tensor, axis: int) -> bool:
         """Whether a softmax runs over the first axis and this is that of the samples; of a table of all pairs of
         samples, a contrastive loss takes both axes."""
@@ -136,13 +151,24 @@ class LossOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return scores.dim() == 2 and axis % 2 == 0 and sizes[0] == self._size > 1 and 1 < sizes[1] != sizes[0]
 
 
-def watch_loss(size: int | None, evaluate: Callable[[], Tensor]) -> tuple[Tensor, tuple[Finding, ...]]:
+def watch_loss(
+    size: int | None, evaluate: Callable[[], Tensor], output: Any, targets: Any
+) -> tuple[Tensor, tuple[Finding, ...]]:
     """A loss, and what its operations tell; nothing where the number of samples is not known."""
     if size is None or size < 2:
         return evaluate(), ()
-    with LossOperations(size) as seen:
+    with LossOperations(size, _classes_of(output, targets)) as seen:
         value = evaluate()
     return value, tuple(seen.findings.values())
+
+
+def _classes_of(output: Any, targets: Any) -> tuple[int, int] | None:
+    """The storage of an output and the stride of the axis of its classes, where the targets tell which one it is."""
+    known = isinstance(output, Tensor) and isinstance(targets, Tensor) and output.dim() == targets.dim() + 1 > 2
+    if not known or targets.is_floating_point() or is_distributed(output):
+        return None
+    second, last = output.shape[:1] + output.shape[2:] == targets.shape, output.shape[:-1] == targets.shape
+    return None if second == last else (key_of(output), output.stride(1 if second else -1))
 
 
 def _size_of_targets(left: Tensor, right: Tensor) -> float:
