@@ -133,7 +133,7 @@ class Recommendation:
         )
 
     def __str__(self) -> str:
-        reached = f"loss after {self.steps} steps" if self.steps else ""
+        reached = "loss" if self.steps else ""
         rows = [("cure", reached, "score", "gradient²/layer", "trainable to", "directions", "spread", "")]
         for item in self.tried:
             vitals = item.vitals
@@ -157,7 +157,7 @@ class Recommendation:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width).rstrip()
             for row in rows
         ]
-        heart = " The losses are of training on these samples alone, which a network may learn by heart."
+        heart = f" Loss: the loss after {self.steps} steps on these samples alone, which may be learned by heart."
         lines += [
             LEGEND + (heart if self.steps else ""),
             *(f"not possible: {name}: {why}" for name, why in self.failed),
