@@ -151,7 +151,7 @@ def test_each_misfit_has_its_sentence(tmp_path, arrays, size, sentence):
 )
 def test_names_that_a_network_of_one_argument_does_not_read_are_told(tmp_path, model, reason):
     path = write(tmp_path, x=numbers(6, 4), z=numbers(6))
-    sentence = f"inputs of x 4, z a single value as one mapping: {reason}.*Try an array named inputs"
+    sentence = f"inputs of x .4 values., z .a single value. as one mapping: {reason}.*Try an array named inputs"
     with pytest.raises(UsageError, match=sentence):
         choose(model, path)
 
@@ -160,7 +160,7 @@ def test_names_that_a_network_of_one_argument_does_not_read_are_told(tmp_path, m
     ("spec", "name", "sentence"),
     [
         ("hf:gpt2,layers=1", "tokens", "no argument 'tokens'; it takes input_ids, .* Try arrays named input_ids"),
-        ("hf:t5,layers=1", "input_ids", "Try .* arrays input_ids 32, decoder_input_ids 32"),
+        ("hf:t5,layers=1", "input_ids", "Try .* arrays input_ids .32 values., decoder_input_ids .32 values."),
     ],
 )
 def test_a_model_of_the_library_says_which_arrays_it_takes(tmp_path, spec, name, sentence):
@@ -198,7 +198,7 @@ def test_what_stands_beside_tokens_has_their_shape(tmp_path, spec, beside, shape
 def test_indices_that_point_outside_are_not_blamed_on_lengths(tmp_path):
     edges = np.stack([np.arange(6), np.arange(6) + 3])
     with pytest.raises(
-        UsageError, match=r"edge_index 6: RuntimeError: index 6 is out of bounds.* Try arrays of the shapes"
+        UsageError, match=r"edge_index \(6 values\): RuntimeError: index 6 is out of bounds.* Try arrays of the shapes"
     ):
         choose(Graph(6), write(tmp_path, x=numbers(6, 4), edge_index=edges))
 
@@ -218,5 +218,5 @@ def test_check_takes_such_a_file(tmp_path):
     line = ["check", f"{tmp_path / 'timed_net.py'}:Net", "--data", str(path), "--json"]
     result = CliRunner().invoke(cli, line)
     found = json.loads(result.stdout)
-    assert "6 samples of x 4, t a single value" in found["environment"]["data"]
+    assert "6 samples of x (4 values), t (a single value)" in found["environment"]["data"]
     assert found["profile"]["settings"]["loss"] == "cross_entropy"

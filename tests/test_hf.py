@@ -159,7 +159,7 @@ def test_check_on_the_command_line_gives_a_verdict():
     found = json.loads(result.stdout)
     assert result.exit_code in (0, 1)
     assert found["environment"]["model"].startswith("GPT2LMHeadModel")
-    assert "8 samples of input_ids 32" in found["environment"]["data"]
+    assert "8 samples of input_ids (32 values)" in found["environment"]["data"]
 
 
 def test_the_list_has_ours_and_theirs():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -151,9 +151,12 @@ def describe(batch: Batch, axis: int = 0) -> str:
     ('3×8×8', '64 values')
     """
     if isinstance(batch.arguments, Mapping):
-        return ", ".join(f"{name} {describe_shape(value.shape[1:])}" for name, value in batch.arguments.items())
-    shape = [*batch.inputs.shape[:axis], *batch.inputs.shape[axis + 1 :]]
-    return "a single value" if not shape else f"{shape[0]} values" if len(shape) == 1 else "×".join(map(str, shape))
+        return ", ".join(f"{name} ({_in_words(value.shape[1:])})" for name, value in batch.arguments.items())
+    return _in_words([*batch.inputs.shape[:axis], *batch.inputs.shape[axis + 1 :]])
+
+
+def _in_words(shape: Sequence[int]) -> str:
+    return f"{shape[0]} values" if len(shape) == 1 else describe_shape(shape)
 
 
 def _draw(model: nn.Module, axis: int, load: Callable[[], Batch], *, targets: bool = True) -> Batch:
