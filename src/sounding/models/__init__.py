@@ -11,15 +11,6 @@ from sounding.models.transformer import Transformer
 from sounding.models.vgg import Vgg19
 
 __all__ = [
-    "AlexNet",
-    "Mlp",
-    "NormOptions",
-    "ResNet50",
-    "Transformer",
-    "UncentredBatchNorm",
-    "Vgg19",
-    "build",
-    "build_from_spec",
-    "is_spec",
-    "names",
-]
+    "AlexNet", "Mlp", "NormOptions", "ResNet50", "Transformer", "UncentredBatchNorm", "Vgg19", "build",
+    "build_from_spec", "is_spec", "names",
+]  # fmt: skip

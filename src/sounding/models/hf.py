@@ -7,8 +7,10 @@ import dataclasses
 import difflib
 import os
 import sys
+import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,62 +22,9 @@ from sounding.models.registry import split_options
 
 PREFIX = "hf:"
 INSTALL = "pip install 'sounding[hf]'"
-# Task → (the library's table of names, its class that builds them), in the order in which a name is looked up: an
-# encoder-decoder is listed among causal models too, and an encoder is one only as somebody's decoder.
-TASKS = {
-    "seq2seq": ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "AutoModelForSeq2SeqLM"),
-    "speech": ("MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES", "AutoModelForSpeechSeq2Seq"),
-    "masked": ("MODEL_FOR_MASKED_LM_MAPPING_NAMES", "AutoModelForMaskedLM"),
-    "causal": ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "AutoModelForCausalLM"),
-    "image": ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES", "AutoModelForImageClassification"),
-    "audio": ("MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES", "AutoModelForAudioClassification"),
-    "sequence": ("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES", "AutoModelForSequenceClassification"),
-    "base": ("MODEL_MAPPING_NAMES", "AutoModel"),
-}
+TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))  # the file says what each of them is
+TASKS, WORDS, QUICK, FILLED = (TABLES[name] for name in ("tasks", "words", "quick", "filled"))
 LISTED = tuple(TASKS)[:-1]  # a base model has no loss of its own: it is built when asked for, and not listed
-WORDS = {
-    "layers": (
-        *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers"),
-        *("num_encoder_layers", "num_decoder_layers"),
-    ),
-    "hidden": ("hidden_size", "n_embd", "d_model", "dim", "emb_dim", "embed_dim", "output_dim"),
-    "heads": (
-        *("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"),
-        *("decoder_attention_heads", "linear_num_heads"),
-    ),
-    "kv_heads": ("num_key_value_heads", "num_kv_heads"),
-    "head_size": ("head_dim", "d_kv", "attention_head_size", "linear_head_dim"),
-    "feedforward": (
-        *("intermediate_size", "n_inner", "d_ff", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "hidden_dim"),
-        "moe_intermediate_size",
-    ),
-    "experts": ("num_experts", "num_local_experts", "n_routed_experts"),
-    "vocab": ("vocab_size", "vocab_size_per_layer_input"),
-    "positions": ("max_position_embeddings", "n_positions"),
-    "image": ("image_size",),
-    "patch": ("patch_size",),
-    "chunk": ("chunk_size", "mamba_chunk_size"),
-    "index_heads": ("index_n_heads",),
-    "image_tokens": ("mm_tokens_per_image",),
-    "channels": ("num_channels",),
-    "classes": ("num_labels",),
-}
-# The quick size: small enough that every architecture is checked in seconds on two cores, deep enough that what grows
-# or dies from layer to layer shows in a fit over layers.
-QUICK = {
-    "layers": 6,
-    "hidden": 128,
-    "heads": 4,
-    "vocab": 1000,
-    "image": 64,
-    "experts": 4,
-    "classes": 10,
-    "chunk": 32,
-    "index_heads": 4,
-    "image_tokens": 4,
-}
-
-FILLED = {"pad_token_id": 0, "num_experts_per_tok": 2, "n_shared_experts": 1}  # where a config leaves them empty
 NARROW = ("hidden", "heads", "kv_heads", "head_size", "feedforward")
 MOST = 200e6  # parameters of a quick network; 0.8 GB, and a check holds gradients and copies beside them
 
@@ -99,8 +48,8 @@ def hf_names() -> dict[str, str]:
 def build_hf(spec: str) -> nn.Module:
     """The network that `hf:name,option=value,…` names, with random weights from torch's default generator.
 
-    Options are `size=quick` (the default, see `QUICK`) or `size=default` (the library's), `task=` (one of `TASKS`), the
-    words of `WORDS`, which find the field of each config, and any field by its own name.
+    Options are `size=quick` (the default) or `size=default` (the library's), `task=`, the words of `hf.toml`, which
+    find the field of each config, and any field by its own name.
 
     Raises:
         UsageError: the library is missing, or has no such name or field; or it does not build what was asked for.

@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from sounding.data import load_batch
 from sounding.errors import UsageError
+from sounding.probe.state import evaluating
 
 TOKENS = 32  # positions of a text: enough for attention to have something to mix, few enough to be quick
 SAMPLES = {"input_ids": 32, "pixel_values": 16}  # 8 of what is larger; a check of the quick size then takes seconds
@@ -168,7 +169,7 @@ def _says(model: nn.Module, arguments: Arguments) -> _Said | None:
     called: set[int] = set()
     hook = register_module_forward_pre_hook(lambda module, _: called.add(id(module)))
     try:
-        with _evaluated(model), torch.random.fork_rng(devices=()):
+        with _quietly(model), torch.random.fork_rng(devices=()):
             torch.manual_seed(0)  # attention over hashed or random blocks: two passes are compared, with equal draws
             found = model(**{key: value[:2] for key, value in arguments.items()})
             values = found.values() if hasattr(found, "values") else found if isinstance(found, tuple) else (found,)
@@ -181,17 +182,11 @@ def _says(model: nn.Module, arguments: Arguments) -> _Said | None:
 
 
 @contextlib.contextmanager
-def _evaluated(model: nn.Module) -> Iterator[None]:
-    """A model in evaluation without gradients and warnings; each module's mode comes back."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model.eval()
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+def _quietly(model: nn.Module) -> Iterator[None]:
+    """A model in evaluation, without gradients and warnings."""
+    with evaluating(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _known(model: nn.Module, arguments: Arguments) -> Arguments:
@@ -236,7 +231,7 @@ def _count_features(model: nn.Module, make: Any, extra: Arguments) -> int | None
     known = {main, *inspect.signature(make).parameters}
     for names in (known, extra.keys()):
         try:
-            with _evaluated(model):
+            with _quietly(model):
                 found = make(**{key: value[:1] for key, value in extra.items() if key in names})
                 pooled = getattr(found, "pooler_output", None)
                 found = getattr(found, "last_hidden_state", found) if pooled is None else pooled

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import math
-import pkgutil
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,30 +15,30 @@ import torch
 from torch import nn
 
 from sounding.errors import UsageError
+from sounding.models.alexnet import AlexNet
+from sounding.models.mlp import Mlp
 from sounding.models.norms import NormOptions
+from sounding.models.resnet import ResNet50
+from sounding.models.transformer import Transformer
+from sounding.models.vgg import Vgg19
 
 
 @dataclass(frozen=True)
 class Model:
     """A network of the registry."""
 
-    address: str  # of its class, "module:name"
+    network: type[nn.Module]
     takes: Literal["values", "channels", "shape"]  # what the class's first argument is
     shape: tuple[int, ...]  # of a sample, where none is given
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of options for which the class has none
 
-    def load(self) -> type[nn.Module]:
-        """The class."""
-        found: type[nn.Module] = pkgutil.resolve_name(self.address)
-        return found
-
 
 MODELS = {
-    "mlp": Model("sounding.models.mlp:Mlp", "values", (64,), {"depth": 64, "width": 128}),
-    "alexnet": Model("sounding.models.alexnet:AlexNet", "channels", (3, 32, 32)),
-    "vgg19": Model("sounding.models.vgg:Vgg19", "channels", (3, 32, 32)),
-    "resnet50": Model("sounding.models.resnet:ResNet50", "channels", (3, 32, 32)),
-    "transformer": Model("sounding.models.transformer:Transformer", "shape", (3, 32, 32)),
+    "mlp": Model(Mlp, "values", (64,), {"depth": 64, "width": 128}),
+    "alexnet": Model(AlexNet, "channels", (3, 32, 32)),
+    "vgg19": Model(Vgg19, "channels", (3, 32, 32)),
+    "resnet50": Model(ResNet50, "channels", (3, 32, 32)),
+    "transformer": Model(Transformer, "shape", (3, 32, 32)),
 }
 TOKENS_SHAPE = (16,)  # as `sounding check` draws them
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -91,7 +90,7 @@ def build(
     if model.takes == "channels" and len(sizes) != 3:
         raise UsageError(f"{name} takes images (channels, height, width), got the shape {sizes}", hint="3x32x32")
     first: Any = {"values": math.prod(sizes), "channels": sizes[0], "shape": sizes}[model.takes]
-    return model.load()(first, classes, generator=generator, **{**model.defaults, **options})
+    return model.network(first, classes, generator=generator, **{**model.defaults, **options})
 
 
 def build_from_spec(spec: str, *, shape: Sequence[int] | None = None, classes: int | None = None) -> nn.Module:
@@ -156,7 +155,7 @@ def find_model(name: str) -> Model:
 
 def option_types(name: str) -> dict[str, Any]:
     """The options of a network and their types; those of its norm included."""
-    constructor = find_model(name).load().__init__
+    constructor = find_model(name).network.__init__
     hints = typing.get_type_hints(constructor)
     found: dict[str, Any] = {}
     for parameter in inspect.signature(constructor).parameters.values():

@@ -112,6 +112,20 @@ def set_mode(model: nn.Module, mode: Mode, *, dropout: bool) -> None:
 
 
 @contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """A model in evaluation mode, without gradients; afterwards every module has its own mode again."""
+    # not `model.train(mode)` at the end: parts may be frozen on their own
+    modes = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            model.eval()
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextmanager
 def plain_execution() -> Iterator[None]:
     """Run every module in Python, where hooks see it: no attention fast path, no compiled graphs."""
     eager_execution.hold()

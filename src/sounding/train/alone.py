@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from sounding.probe.state import evaluating
 from sounding.repair.clipping import AdaptiveClipping
 from sounding.train.checkpoint import Checkpoint
 from sounding.train.evaluate import Scores, as_values, check_outputs, evaluate_part
@@ -163,23 +164,18 @@ def make_optimizer(network: nn.Module, learning_rate: float, recipe: Recipe) -> 
 
 def _evaluating(network: nn.Module, inputs: Tensor, statistics: Statistics) -> Tensor:
     """Outputs (1, samples, values) in evaluation mode; the network is left as it was."""
-    # not `network.train(mode)`: parts may be frozen on their own
-    modes = {module: module.training for module in network.modules()}
     # PyTorch takes the statistics of the batch where there are no running ones, and remembers nothing
-    norms = [m for m in modes if isinstance(m, _BatchNorm)] if statistics == "batch" else []
+    norms = [m for m in network.modules() if isinstance(m, _BatchNorm)] if statistics == "batch" else []
     kept = [(norm, norm.running_mean, norm.running_var) for norm in norms]
-    network.eval()
     try:
         for norm in norms:
             norm.running_mean = norm.running_var = None
-        with torch.no_grad():
+        with evaluating(network):
             outputs: Tensor = network(inputs)
             return outputs[None]  # as those of a stack of one run
     finally:
         for norm, mean, variance in kept:
             norm.running_mean, norm.running_var = mean, variance
-        for module, training in modes.items():
-            module.training = training
 
 
 @dataclass
