@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from sounding.claims import all_claims, find_claim
+from sounding.claims import Panel, Picture, Series, all_claims, exact, find_claim
 from sounding.claims import registry as rows
 from sounding.claims.claim import Context
+from sounding.claims.picture import write_words
 from sounding.claims.registry import ROWS, Measurement
 from sounding.claims.share import KEPT, share
 
@@ -50,14 +51,18 @@ def test_a_row_is_found_without_the_others() -> None:
 
 
 def test_a_row_takes_from_another_what_it_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings key by key, scale by scale; texts and expectations whole."""
+    """Settings key by key, scale by scale, and the picture; texts and expectations whole."""
     (tmp_path / "orth2021").mkdir()
     first = (
         'place = "lemma 1"\nkind = "theorem"\nstatement = """\nTwo\nlines."""\nexperiment = "none"\nmeasure = "a.b"\n'
         '[expectations]\none = { low = 1, why = "so" }\n'
         '[settings]\nall = { width = 8, runs = 2 }\nquick = { reduction = "less", depth = 3 }\npaper = { depth = 9 }\n'
     )
-    second = 'like = "orth2021-one"\nplace = "lemma 2"\n[settings]\nall = { width = 16 }\npaper = { depth = 10 }\n'
+    first += '[picture]\ncaption = "One."\npanels = [{ x_label = "layer" }]\n'
+    second = (
+        'like = "orth2021-one"\nplace = "lemma 2"\n[picture]\ncaption = "Two."\n'
+        "[settings]\nall = { width = 16 }\npaper = { depth = 10 }\n"
+    )
     for name, text in {"one": first, "two": second}.items():
         (tmp_path / "orth2021" / f"{name}.toml").write_text(text, "utf-8")
     monkeypatch.setattr(rows, "ROWS", tmp_path)
@@ -71,6 +76,7 @@ def test_a_row_takes_from_another_what_it_does_not_say(tmp_path: Path, monkeypat
     assert claim.settings["quick"] == rows.Setting({"width": 16, "runs": 2, "depth": 3}, "less")
     assert claim.settings["paper"] == rows.Setting({"width": 16, "runs": 2, "depth": 10}, "")
     assert [e.quantity for e in claim.expectations] == ["one"]
+    assert claim.measure == Measurement("a.b", {"caption": "Two.", "panels": [{"x_label": "layer"}]})
 
 
 def test_settings_of_an_unknown_scale_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,3 +136,18 @@ def test_every_row_has_a_quotation_and_every_row_that_trains_its_share() -> None
         assert (setting.training is not None) == bool(trains), claim.id
         if setting.training is not None and setting.values.get("epochs"):
             assert setting.training.run == setting.values["epochs"], claim.id
+
+
+def test_a_picture_takes_its_words_from_the_row() -> None:
+    """Texts name settings, numbers and the measurement's own words; the last panel's words serve all that follow."""
+    texts = {
+        "caption": "Width {width}, slope {slope.value:.1f}, {kind}.",
+        "panels": [{"x_label": "width d", "ticks": "widths"}, {"y_label": "r(H)", "title": "runs: {runs}"}],
+    }
+    panels = (Panel(), Panel(title="kept"), Panel(series=(Series("r", [1], [2]),)))
+    known = {"width": 8, "widths": [8, 16], "runs": 3, "slope": exact(0.5), "kind": "linear"}
+    picture = write_words(Picture(panels), texts, known)
+    assert picture.caption == "Width 8, slope 0.5, linear."
+    assert picture.panels[0] == Panel("width d", ticks={8.0: "8", 16.0: "16"})
+    assert picture.panels[1] == Panel(y_label="r(H)", title="runs: 3")
+    assert picture.panels[2] == Panel(y_label="r(H)", series=panels[2].series, title="runs: 3")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from sounding.claims.number import Number
-from sounding.claims.picture import Picture, chart_of
+from sounding.claims.picture import Panel, Picture, Series, chart_of
 
 if TYPE_CHECKING:
     import torch
@@ -164,11 +164,15 @@ class Context:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out: the numbers that expectations name (and others), a picture, and remarks in words."""
+    """What came out: the numbers that expectations name (and others), a picture, and remarks in words.
+
+    `words` are what the texts of the row's picture name in braces, beside settings and numbers.
+    """
 
     numbers: Mapping[str, Number]
     picture: Picture
     remarks: str = ""
+    words: Mapping[str, Any] = field(default_factory=dict)
 
 
 def pick(values: Values, names: str) -> dict[str, Any]:
@@ -180,9 +184,15 @@ def pick(values: Values, names: str) -> dict[str, Any]:
     return {name: values[name] for name in names.split()}
 
 
-def charted(numbers: Mapping[str, Number], caption: str, *, log: bool = False) -> Outcome:
-    """Numbers that are drawn below each other with their names, for rows that draw no curve."""
-    return Outcome(numbers, chart_of(numbers, caption, log=log))
+def present(
+    numbers: Mapping[str, Number], *panels: Panel | Sequence[Series], remarks: str = "", **words: Any
+) -> Outcome:
+    """What came out, with a panel for each group of series: what its axes say stands in the row's file.
+
+    Without a panel the numbers are drawn below each other with their names.
+    """
+    drawn = [panel if isinstance(panel, Panel) else Panel(series=panel) for panel in panels]
+    return Outcome(numbers, Picture(drawn) if drawn else chart_of(numbers), remarks, words)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
@@ -70,8 +70,8 @@ class Panel:
     `across` draws y to the right over x downwards: a list of named numbers.
     """
 
-    x_label: str
-    y_label: str
+    x_label: str = ""
+    y_label: str = ""
     series: Sequence[Series] = ()
     title: str = ""
     x_scale: AxisScale = "linear"
@@ -96,27 +96,17 @@ def thin(count: int, most: int = 40) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
 
 
-def cells_of(
-    labels: tuple[str, str], columns: Sequence[float], rows: Sequence[float], values: ArrayLike, *series: Series
-) -> Panel:
+def cells_of(columns: Sequence[float], rows: Sequence[float], values: ArrayLike, *series: Series) -> Panel:
     """Test accuracies (rows, columns) as cells side by side under the names of their places, with curves over them."""
     ticks, y_ticks = ({float(at): f"{place:g}" for at, place in enumerate(places)} for places in (columns, rows))
     cells = Map("test accuracy", list(ticks), list(y_ticks), values)
-    return Panel(*labels, series, map=cells, ticks=ticks, y_ticks=y_ticks)
+    return Panel(series=series, map=cells, ticks=ticks, y_ticks=y_ticks)
 
 
-def over_widths(label: str, widths: Sequence[int], series: Sequence[Series], **options: Any) -> Panel:
-    """A quantity against the width, whose axis is logarithmic and shows the widths that were run."""
-    ticks = {float(width): str(width) for width in widths}
-    return Panel("width d", label, series, x_scale="log", ticks=ticks, **options)
-
-
-def scattered(
-    x_label: str, y_label: str, cases: Series, line: tuple[str, Sequence[float]], role: Role = "bound", **options: Any
-) -> Panel:
+def scattered(cases: Series, line: tuple[str, Sequence[float]], role: Role = "bound") -> tuple[Series, Series]:
     """Each case as a point, beside the line where both numbers are equal, with its name and its ends."""
     name, ends = line
-    return Panel(x_label, y_label, (cases, Series(name, ends, ends, role=role)), **options)
+    return cases, Series(name, ends, ends, role=role)
 
 
 @dataclass(frozen=True)
@@ -124,7 +114,22 @@ class Picture:
     """Panels side by side, and a caption that says what to see."""
 
     panels: Sequence[Panel]
-    caption: str
+    caption: str = ""
+
+
+def write_words(picture: Picture, texts: Mapping[str, Any], known: Mapping[str, Any]) -> Picture:
+    """The picture with its caption and what its axes say, from the `[picture]` of a row's file.
+
+    The texts name in braces what is `known`. What is said of the last panel holds for all that follow; `ticks` names a
+    setting, each of whose values is named on the x axis.
+    """
+    said, panels = texts.get("panels", [{}]), []
+    for place, panel in enumerate(picture.panels):
+        axes = {key: text.format_map(known) for key, text in said[min(place, len(said) - 1)].items()}
+        if "ticks" in axes:
+            axes["ticks"] = {float(value): f"{value:g}" for value in known[axes["ticks"]]}
+        panels.append(replace(panel, **axes))
+    return Picture(panels, texts["caption"].format_map(known))
 
 
 def describe_axes(picture: Picture) -> tuple[dict[str, Any], ...]:
@@ -171,9 +176,8 @@ def _rebuild_series(label: str, role: Any, rows: Sequence[Mapping[str, str]]) ->
     return Series(label, x, y, role=role, error=error)
 
 
-def chart_of(numbers: Mapping[str, Number], caption: str, *, log: bool = False) -> Picture:
+def chart_of(numbers: Mapping[str, Number], caption: str = "") -> Picture:
     """Numbers below each other with their names, for rows that check a few numbers and draw no curve."""
     ticks = {float(place): name.replace("_", " ") for place, name in enumerate(numbers, start=1)}  # one name a line
     series = points_of("", list(ticks), numbers.values())
-    panel = Panel("", "measured", (series,), ticks=ticks, y_scale="log" if log else "linear", across=True)
-    return Picture((panel,), caption)
+    return Picture((Panel("", "measured", (series,), ticks=ticks, across=True),), caption)

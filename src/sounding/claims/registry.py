@@ -1,8 +1,8 @@
 """The rows of the ledger: one file of data each, read when its id is asked for.
 
 `rows/PAPER/NAME.toml` is the row PAPER-NAME, `rows/order.toml` lists the names in the order of the paper. A row that
-says `like = ID` takes from that row what it does not say itself: settings key by key, everything else whole, but never
-`parent` and `quotation`.
+says `like = ID` takes from that row what it does not say itself: settings and picture key by key, everything else
+whole, but never `parent` and `quotation`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import importlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sounding.claims.claim import PAPERS, SCALES, Claim, Context, Correction, Expectation, Outcome, Setting, Training
+from sounding.claims.picture import write_words
 from sounding.errors import UsageError
 
 FOLDER = Path(__file__).parent
@@ -26,14 +27,19 @@ ROWS = FOLDER / "rows"
 
 @dataclass(frozen=True)
 class Measurement:
-    """A measuring function by its name below `sounding.claims`; its module is imported when it is first called."""
+    """A measuring function by its name below `sounding.claims`, and the words of the picture that it draws.
+
+    Its module is imported when it is first called.
+    """
 
     name: str
+    words: Mapping[str, Any]
 
     def __call__(self, values: Mapping[str, Any], context: Context) -> Outcome:
         module, _, function = self.name.rpartition(".")
         outcome: Outcome = getattr(importlib.import_module(f"sounding.claims.{module}"), function)(values, context)
-        return outcome
+        known = {**values, **outcome.numbers, **outcome.words}
+        return replace(outcome, picture=write_words(outcome.picture, self.words, known))
 
 
 @cache
@@ -93,6 +99,8 @@ def _load(paper: str, name: str) -> Claim:
     expectations = _expectations(fields.pop("expectations"))
     if correction := fields.pop("correction", None):
         correction = Correction(_flow(correction["statement"]), _expectations(correction["expectations"]))
+    picture = fields.pop("picture", {})
+    picture["caption"] = _flow(picture.get("caption", "{caption}"))  # some rows have it among their settings
     settings = fields.pop("settings")
     shared = settings.pop("all", {})  # what all scales have
     if not set(settings) <= set(SCALES):  # a misspelt scale would be lost in silence
@@ -108,7 +116,7 @@ def _load(paper: str, name: str) -> Claim:
         expectations=expectations,
         correction=correction,
         settings=chosen,
-        measure=Measurement(fields.pop("measure")),
+        measure=Measurement(fields.pop("measure"), picture),
         kind=fields.pop("kind"),
         # what is left are texts; an unknown key is refused by Claim
         **{key: _flow(text) for key, text in fields.items()},
@@ -126,7 +134,8 @@ def _read(claim_id: str) -> dict[str, Any]:
     base = {key: value for key, value in _read(model).items() if key not in ("parent", "quotation")}
     own = fields.pop("settings", {})
     settings = {scale: base["settings"].get(scale, {}) | own.get(scale, {}) for scale in {**base["settings"], **own}}
-    return {**base, **fields, "settings": settings}
+    picture = base.get("picture", {}) | fields.get("picture", {})
+    return {**base, **fields, "settings": settings, "picture": picture}
 
 
 def _expectations(table: Mapping[str, Mapping[str, Any]]) -> tuple[Expectation, ...]:

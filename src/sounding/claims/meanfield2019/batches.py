@@ -15,7 +15,7 @@ import torch
 from sounding.activations import resolve
 from sounding.activations.activation import Array
 from sounding.chain import Simulation, simulate
-from sounding.claims.claim import Context, Outcome, Values, pick
+from sounding.claims.claim import Context, Outcome, Values, pick, present
 from sounding.claims.number import (
     DRAWN,
     Number,
@@ -28,7 +28,7 @@ from sounding.claims.number import (
     scaled,
     student,
 )
-from sounding.claims.picture import Map, Panel, Picture, Series, level, mean_over, points_of
+from sounding.claims.picture import Map, Panel, Series, level, mean_over, points_of
 from sounding.claims.share import share
 from sounding.claims.walk import batch_norm, draw_normals, walk, walk_in_law
 from sounding.predict import batchnorm, bsb2_transition, simulate_broken_state
@@ -128,17 +128,7 @@ def measure_scope(values: Values, context: Context) -> Outcome:
         Series(f"relu, B = {size} (infinite width, from {sigma:g})", reached, path.mean(0)[reached], role="theory")
         for (size, sigma), path in field.items()
     ]
-    panels = (
-        Panel("batch size B", "largest forward eigenvalue", (*lines, level("1", sizes, 1)), x_scale="log"),
-        Panel("layer", "spread of the samples' variances\n(standard deviation / mean)", paths, y_scale="log"),
-    )
-    caption = (
-        "Left: above 1 the symmetric fixed point repels; GELU, SiLU and softplus cross as the batch grows. Right: in "
-        f"networks of width {values['width']} the samples of a large batch drift apart, of GELU and of ReLU, whose "
-        "fixed point attracts only what is close to it: the exact map (mean over starts with log-normal variances) "
-        "returns from a small spread, not from a larger one."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, (*lines, level("1", sizes, 1)), paths)
 
 
 @share("activations", "batch_sizes", "window")
@@ -191,9 +181,7 @@ def measure_cross_limit(values: Values, context: Context) -> Outcome:
     apart = max(abs(_relu_cross(size) - batchnorm("relu", batch_size=size).cross_batch.covariance) for size in sizes)
     numbers["closed_form_minus_theory"] = exact(apart, error=1e-10)
     numbers["limit_minus_claim"] = exact(_relu_cross(10**7) - 1 / (2 * math.pi), error=1e-8)
-    panel = Panel("batch size B", "covariance of samples of two batches", series, x_scale="log")
-    caption = f"Networks of width {values['width']}: deep down, samples of different batches share only their mean."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def _relu_cross(size: float) -> float:
@@ -219,13 +207,13 @@ def measure_cross_rate(values: Values, context: Context) -> Outcome:
             numbers[f"{way}_rate_over_theory_{name}"] = jackknife(rate, rows)
         layers = np.arange(1, depth + 1)
         line = eigenvalue ** (layers - 1.0)
-        panels.append(Panel("layers travelled", f"likeness of two batches, {name}", (
+        series = (
             Series("activations", layers, np.abs(likeness.mean(0) / likeness.mean(0)[0])),
             Series("gradients", layers, np.abs(pulled.mean(0)[::-1] / pulled.mean(0)[-1])),
             Series(f"activations (eigenvalue {eigenvalue:.3f})", layers, line, role="theory"),
-        ), y_scale="log"))  # fmt: skip
-    caption = f"B = {size}: what two batches have in common beyond the mean is lost at one rate forwards and backwards."
-    return Outcome(numbers, Picture(panels, caption))
+        )
+        panels.append(Panel(y_label=f"likeness of two batches, {name}", series=series))
+    return present(numbers, *panels, size=size)
 
 
 def _rate_over(rows: np.ndarray, *, unit: float, steps: int) -> float:
@@ -282,9 +270,7 @@ def measure_eigenvalues(values: Values, context: Context) -> Outcome:
         }
         series.append(points_of(f"λ_{part}", sizes, found))
         series.append(Series(f"λ_{part} (theory)", sizes, theory, role="theory"))
-    panel = Panel("batch size B", "eigenvalue of the backward Jacobian", series)
-    caption = f"ReLU networks of width {values['width']}, one layer back at the fixed point: points; theory: lines."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def _pull_back_parts(size: int, values: Values, context: Context, *, offset: int) -> tuple[Any, Any]:
@@ -339,9 +325,7 @@ def measure_gradient_norms(values: Values, context: Context) -> Outcome:
         layers, error = depth - rows.layer[shown], 2 * DRAWN * np.nan_to_num(rows.stderr[shown])
         series.append(Series(f"B = {size}", layers, 2 * rows.value[shown], error=error))
         series.append(Series(f"B = {size} (ln λ_G per layer)", [0, depth], [0, depth * theory], role="theory"))
-    panel = Panel("layers back from the output", "ln of the squared gradient norm", series)
-    caption = f"ReLU networks of width {values['width']}: gradients grow with slope ln λ_G, more for small batches."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def measure_transition(values: Values, context: Context) -> Outcome:
@@ -376,12 +360,7 @@ def measure_transition(values: Values, context: Context) -> Outcome:
         Series("Var Σ_ab", degrees, np.median(off, axis=1)),
         Series(f"λ_L = 1 at α = {theory:.3f}", [theory, theory], ends, role="bound"),
     )
-    panel = Panel("degree α of max(x, 0)^α", "variance over the entries of Σ", series, y_scale="log")
-    caption = (
-        f"B = {size}, networks of width {values['width']}: below the degree where λ_L passes 1 all samples are alike; "
-        "above it the variance of the covariance's entries jumps by orders of magnitude."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def _covariances(degree: float, values: Values, context: Context) -> Any:
@@ -405,9 +384,5 @@ def measure_two_phases(values: Values, context: Context) -> Outcome:
         numbers[f"mean_covariance_{label}"] = mean_of(sigma[:, ~np.eye(size, dtype=bool)].mean(1))
         samples = [float(i) for i in range(1, size + 1)]
         grid = Map("entry of Σ", samples, samples, sigma[0])
-        panels.append(Panel("sample", "sample", title=f"α = {degree:g}: {label}", map=grid))
-    caption = (
-        f"Covariances of a batch of {values['batch_size']} in one network of width {values['width']}: one diagonal and "
-        "one off-diagonal value (BSB1), or a few samples that take nearly all the variance (BSB2)."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+        panels.append(Panel(title=f"α = {degree:g}: {label}", map=grid))
+    return present(numbers, *panels)

@@ -17,10 +17,10 @@ from scipy.special import beta, poch
 
 from sounding.activations import Activation
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values
+from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.meanfield2019.transforms import widest
 from sounding.claims.number import Number, exact, jackknife_ratio, mean_of, scaled
-from sounding.claims.picture import Panel, Picture, Series, level, points_of
+from sounding.claims.picture import Series, level, points_of
 from sounding.predict import batchnorm
 from sounding.theory.batchnorm import BatchNormPrediction
 from sounding.theory.homogeneous import kernel, kernel_slope
@@ -266,10 +266,11 @@ def _cases(values: Values, kind: str) -> list[Case]:
     return [Case(alpha, b, size) for b in slopes for size in sizes for alpha in values["degrees"]]
 
 
-def _draw_picture(
-    drawn: Sequence[Drawn], closed: Callable[[Case], float], *, theorem: str, label: str, points: str
-) -> Picture:
-    """Measured points on the theorem's lines, and beside them their ratio."""
+def _present(
+    numbers: dict[str, Number], drawn: Sequence[Drawn], closed: Callable[[Case], float], theorem: str
+) -> Outcome:
+    """The numbers, the measured points on the theorem's lines, and beside them their ratio."""
+    numbers["drawn_off_closed_form"] = deviation_of(drawn, closed)
     lines, ratios = [], []
     for place, (b, size) in enumerate(dict.fromkeys((case.b, case.size) for case, _ in drawn)):
         here = {case.alpha: number for case, number in drawn if (case.b, case.size) == (b, size)}
@@ -280,12 +281,7 @@ def _draw_picture(
         over = [scaled(number, 1 / closed(Case(alpha, b, size))) for alpha, number in here.items()]
         ratios.append(points_of(name, alphas + 0.03 * (place - 1.5), over))  # side by side, for intervals overlap
     ratios += [level(f"bound ({ROOM:.0%} above)", _LINE, 1 + ROOM), level(f"bound ({ROOM:.0%} below)", _LINE, 1 - ROOM)]
-    panels = (Panel("degree α", label, lines), Panel("degree α", f"drawn over theorem {theorem}", ratios))
-    caption = (
-        f"Lines: theorem {theorem}. Points: {points}, with 99% intervals; right, points over lines. The theorem "
-        "puts every point on its line, whatever the degree, the batch size B and the slope b of the negative side."
-    )
-    return Picture(panels, caption)
+    return present(numbers, lines, ratios)
 
 
 def measure_covariance(values: Values, context: Context) -> Outcome:
@@ -301,12 +297,9 @@ def measure_covariance(values: Values, context: Context) -> Outcome:
     numbers = {
         "first_form_off_integral": compare(covariance_by_kernel, covariance_integral, cases),
         "second_form_off_integral": compare(covariance_by_gamma, covariance_integral, cases),
-        "drawn_off_closed_form": deviation_of(drawn, covariance_by_gamma),
         "drawn_excess_of_like_samples": widest(excess),
     }
-    points = "the covariance of samples of two batches that are each normalized by themselves, drawn"
-    label = "covariance between two batches"
-    return Outcome(numbers, _draw_picture(drawn, covariance_by_gamma, theorem="D.6", label=label, points=points))
+    return _present(numbers, drawn, covariance_by_gamma, "D.6")
 
 
 def measure_forward(values: Values, context: Context) -> Outcome:
@@ -320,11 +313,8 @@ def measure_forward(values: Values, context: Context) -> Outcome:
     numbers = {
         "first_form_off_integral": compare(eigenvalue_by_spread, forward_integral, cases),
         "second_form_off_integral": compare(eigenvalue_by_kernel, forward_integral, cases),
-        "drawn_off_closed_form": deviation_of(drawn, eigenvalue_by_kernel),
     }
-    points = "a small covariance between two batches, in a random direction, after one layer over before, drawn"
-    label = "forward eigenvalue between two batches"
-    return Outcome(numbers, _draw_picture(drawn, eigenvalue_by_kernel, theorem="E.1", label=label, points=points))
+    return _present(numbers, drawn, eigenvalue_by_kernel, "E.1")
 
 
 def measure_backward(values: Values, context: Context) -> Outcome:
@@ -337,8 +327,5 @@ def measure_backward(values: Values, context: Context) -> Outcome:
     numbers = {
         "closed_form_off_integral": compare(eigenvalue_by_beta, backward_integral, cases),
         "closed_form_off_forward": compare(eigenvalue_by_beta, forward_integral, cases),
-        "drawn_off_closed_form": deviation_of(drawn, eigenvalue_by_beta),
     }
-    points = "what gradients of two batches share, in a random direction, a layer below over above, drawn"
-    label = "backward eigenvalue between two batches"
-    return Outcome(numbers, _draw_picture(drawn, eigenvalue_by_beta, theorem="F.2", label=label, points=points))
+    return _present(numbers, drawn, eigenvalue_by_beta, "F.2")

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from sounding.activations import resolve
-from sounding.claims.claim import Context, Outcome, Values, pick
+from sounding.claims.claim import Context, Outcome, Values, pick, present
 from sounding.claims.meanfield2019.batches import pull_gradients
 from sounding.claims.meanfield2019.fixed_point import NODES, pieces, relu_correlation, spherical_integrals
 from sounding.claims.number import DRAWN, Number, estimate, exact, farthest_ratio, mean_of
-from sounding.claims.picture import LOG_LOG, Panel, Picture, Series, level, points_of
+from sounding.claims.picture import Series, level, points_of
 from sounding.claims.walk import batch_norm, walk
 from sounding.predict import batchnorm
 from sounding.theory.gegenbauer import gegenbauer_batchnorm
@@ -76,12 +76,7 @@ def measure_any_activation(values: Values, context: Context) -> Outcome:
         numbers[f"batch_sizes_{name}"] = exact(len(sizes))
         series.append(points_of(name, sizes, growth))
         series.append(Series(f"{name} (Theorem 7)", sizes, theory, role="theory"))
-    panel = Panel("batch size B", "growth of the squared gradient per layer", series, x_scale="log")
-    caption = (
-        f"Gradients through networks of width {values['width']} grow at the rate of the integral (24), at batch sizes "
-        "whose symmetric fixed point attracts."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def measure_relu_rate(values: Values, context: Context) -> Outcome:
@@ -102,9 +97,7 @@ def measure_relu_rate(values: Values, context: Context) -> Outcome:
         series.append(Series(f"{name} (Theorem 8)", shown, [rate(size) for size in shown], role="theory"))
     limit = math.pi / (math.pi - 1)
     series.append(level("π/(π − 1)", [min(sizes), max(sizes)], limit, "paper"))
-    panel = Panel("batch size B", "growth of the squared gradient per layer", series, x_scale="log")
-    caption = f"ReLU and linear networks of width {values['width']} (points) on Theorem 8 (lines), falling with B."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def measure_series(values: Values, context: Context) -> Outcome:
@@ -134,14 +127,7 @@ def measure_series(values: Values, context: Context) -> Outcome:
     # a logarithmic axis takes no 0
     series = [Series(name, sizes, np.array(rows) + 1e-300, role="theory") for name, rows in excess.items()][:8]
     flattened = Series("tanh", scales, nearly, role="theory")
-    panels = (
-        Panel("batch size B", "growth per layer − (B − 2)/(B − 3)", series, **LOG_LOG),
-        Panel("scale γ of tanh(γx), B = 16", "growth per layer − 14/13", (flattened,), **LOG_LOG),
-    )
-    caption = (
-        "Every nonlinear activation explodes faster than the linear network, which is approached by flattening tanh."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, series, (flattened,))
 
 
 def series_coefficient(degree: int, size: int) -> float:
@@ -190,14 +176,7 @@ def measure_weight_gradients(values: Values, context: Context) -> Outcome:
         Series("Π of ∂E/∂x, as printed", layers, 1 / np.exp(after.mean(0))),
         level("claim", [1, depth], 1, "paper"),
     )
-    panels = (
-        Panel("layer", "ln of the mean squared weight gradient,\nrelative to the last layer", series),
-        Panel("layer", "squared weight gradient / μ tr Π", ratios),
-    )
-    caption = (
-        "Weight gradients explode like the gradients of activations; their size is μ tr Π with Π taken at h, not at x."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, series, ratios)
 
 
 def _growth(name: str, size: int, values: Values, context: Context, offset: int) -> Number:

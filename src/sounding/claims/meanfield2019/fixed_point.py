@@ -11,11 +11,11 @@ from scipy.special import gammaln
 
 from sounding.activations import resolve
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values
+from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.meanfield2019.batches import map_relu, settle
 from sounding.claims.meanfield2019.transforms import draw_covariance, largest_deviation, normalized_batches, widest
 from sounding.claims.number import DRAWN, Number, counted, estimate, exact, worst
-from sounding.claims.picture import LOG_LOG, Panel, Picture, Series
+from sounding.claims.picture import Series
 from sounding.predict import batchnorm
 from sounding.theory.covariance_map import center, laplace_covariance_map
 
@@ -53,15 +53,14 @@ def measure_fixed_point(values: Values, context: Context) -> Outcome:
         found[name] = np.array(rows)  # (batch sizes, variance or covariance, formula, mean and error)
         numbers[f"largest_deviation_{name}"] = widest(deviations)
     numbers["largest_difference_from_quadrature"] = exact(worst, error=error)
-    for part, label in enumerate(("q, variance of a sample", "qc, covariance of two samples")):
+    for part in range(2):
         series = []
         for name, table in found.items():
             formula, mean, stderr = table[:, part].T
             series.append(Series(name, sizes, mean, error=DRAWN * stderr))
             series.append(Series(f"{name} (Theorem 4)", sizes, formula, role="theory"))
-        panels.append(Panel("batch size B", label, series, x_scale="log"))
-    caption = "The fixed point by the integrals of Theorem 4 (lines) and by sampling normalized batches (points)."
-    return Outcome(numbers, Picture(panels, caption))
+        panels.append(series)
+    return present(numbers, *panels)
 
 
 def measure_relu_point(values: Values, context: Context) -> Outcome:
@@ -93,18 +92,17 @@ def measure_relu_point(values: Values, context: Context) -> Outcome:
         "largest_deviation_correlation": estimate(abs(c[at_c] - theory[at_c]), dc[at_c], samples=values["runs"]),
         **count_other_limits(distances),
     }
-    panels = (
-        Panel("batch size B", "variance q", (
+    return present(
+        numbers,
+        (
             Series("networks", sizes, q, error=DRAWN * dq),
             Series("networks (Theorem 5: ½)", sizes, 0 * q + 0.5, role="theory"),
-        ), x_scale="log"),
-        Panel("batch size B", "correlation c of two samples", (
+        ),
+        (
             Series("networks", sizes, c, error=DRAWN * dc),
             Series("networks (Theorem 5: J(−1/(B−1)))", sizes, theory, role="theory"),
-        ), x_scale="log"),
-    )  # fmt: skip
-    caption = f"ReLU networks of width {values['width']}, layer {values['depth']}: points; Theorem 5: lines."
-    return Outcome(numbers, Picture(panels, caption))
+        ),
+    )
 
 
 def count_other_limits(distances: Array) -> dict[str, Number]:
@@ -152,11 +150,7 @@ def measure_relu_eigenvalues(values: Values, context: Context) -> Outcome:
         series.append(Series(f"λ_{part}", sizes, found[part]))
         series.append(Series(f"λ_{part} (with μ = q(1 − c))", sizes, both[f"{part}_corrected"], role="theory"))
         series.append(Series(f"λ_{part} (as printed, v = qc)", sizes, both[f"{part}_printed"], role="paper"))
-    panel = Panel("batch size B", "forward eigenvalue at the fixed point", series, **LOG_LOG)
-    caption = (
-        "Differences of the exact map (points) lie on Theorem 6 with μ = q(1 − c) in the denominator, not with v = qc."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def relu_correlation(size: float) -> float:

@@ -11,10 +11,10 @@ import numpy as np
 from scipy.special import poch
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values, charted
+from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.meanfield2019.crossbatch import Case, power, predicted
 from sounding.claims.number import exact, fraction_of
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.picture import Series
 from sounding.theory.homogeneous import homogeneous_batchnorm
 from sounding.theory.integrals.arc_cosine import second_moment
 
@@ -86,7 +86,7 @@ def measure_theorem1(values: Values, context: Context) -> Outcome:
         "share_with_real_eigenvalues": fraction_of(real, trials),
         "operators_with_complex_eigenvalues": exact(trials - real),
     }
-    return charted(numbers, f"{trials} random ultrasymmetric operators on symmetric matrices.")
+    return present(numbers, trials=trials)
 
 
 def _apply(tensor: Array, matrix: Array) -> Array:
@@ -129,7 +129,7 @@ def measure_theorem_b63(values: Values, context: Context) -> Outcome:
             found = eigenvalues_on(_centred(_dos(u, v, w), size), centred_basis(size))
             off.append(deviation(found, _spaces(u, v, w, size)))
     numbers = {"largest_deviation": exact(max(off), error=1e-10)}
-    return charted(numbers, "Relative distance from the printed eigenvalues.")
+    return present(numbers)
 
 
 def _pair(phi: Callable[[Array], Array], a: float, b: float, c: float) -> float:
@@ -169,7 +169,7 @@ def measure_theorem_b64(values: Values, context: Context) -> Outcome:
             found = eigenvalues_on(_centred(jacobian, size), centred_basis(size))
             off.append(deviation(found, _spaces(u, v, w, size)))
     numbers = {"largest_deviation": exact(max(off), error=1e-7)}
-    return charted(numbers, "Relative distance of the Jacobian's eigenvalues from the printed ones.")
+    return present(numbers)
 
 
 def _homogeneous(case: Case, p: float, c: float) -> tuple[float, float, float]:
@@ -210,7 +210,7 @@ def measure_homogeneous(values: Values, context: Context) -> Outcome:
                     eigen = eigenvalues_on(_centred(operator, size), centred_basis(size))
                 found[name].append(deviation(eigen, printed))
     numbers = {f"largest_deviation_{name}": exact(max(found[name]), error=1e-8) for name in values["shown"]}
-    return charted(numbers, "Relative distance from the printed eigenvalues, over degrees and batches.")
+    return present(numbers)
 
 
 def measure_theorem_b25(values: Values, context: Context) -> Outcome:
@@ -225,7 +225,7 @@ def measure_theorem_b25(values: Values, context: Context) -> Outcome:
             pairs = zip(ends, (point.variance, point.variance * point.correlation), strict=True)
             off.append(max(abs(x - y) for x, y in pairs) / ends[0])
     numbers = {"largest_deviation": exact(max(off), error=1e-8)}
-    return charted(numbers, "Relative distance of the closed form from the sphere's integrals.")
+    return present(numbers)
 
 
 def measure_order(values: Values, context: Context) -> Outcome:
@@ -244,7 +244,7 @@ def measure_order(values: Values, context: Context) -> Outcome:
                 for name, gap in (gaps | {"G_minus_M": -gaps["M_minus_G"]}).items():
                     least[name] = min(least.get(name, math.inf), gap)
     numbers = {f"least_{name}": exact(least[name], error=1e-12) for name in values["shown"]}
-    return charted(numbers, "Over degrees, slopes and batch sizes; above 0 where as printed.")
+    return present(numbers)
 
 
 def measure_proposition_b69(values: Values, context: Context) -> Outcome:
@@ -272,8 +272,7 @@ def measure_proposition_b69(values: Values, context: Context) -> Outcome:
         "largest_error_of_printed_coefficient": exact(max(shares), error=1e-3),
         "largest_error_of_corrected_coefficient": exact(max(corrected), error=1e-3),
     }
-    panel = Panel("batch size B", "B (λ_L − α)", series, x_scale="log")
-    return Outcome(numbers, Picture((panel,), "The coefficient of 1/B in λ_L of α-ReLU, as B grows."))
+    return present(numbers, series)
 
 
 def measure_theorem_c11(values: Values, context: Context) -> Outcome:
@@ -308,4 +307,4 @@ def measure_theorem_c11(values: Values, context: Context) -> Outcome:
         "largest_deviation_between_forms_of_c8": exact(max(parts), error=1e-9),
     }
     shown = {name: numbers[name] for name in values["shown"]}
-    return charted(shown, "Relative distance from the integrals over the sphere, over degrees and batches.")
+    return present(shown)

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values, pick
+from sounding.claims.claim import Context, Outcome, Values, pick, present
 from sounding.claims.number import Number, exact, fraction_of, mean_of
-from sounding.claims.picture import LOG_LOG, Panel, Picture, Series, cells_of, points_of
+from sounding.claims.picture import Panel, Series, cells_of, points_of
 from sounding.data import Dataset, known_shape, load_dataset, normalize
 from sounding.models import Mlp
 from sounding.models.initial import initialize_
@@ -210,9 +210,7 @@ def _mean(values: Array) -> float:
     return float(values.mean()) if values.size else math.nan
 
 
-def draw_cells(
-    accuracy: Array, depths: Sequence[int], columns: Sequence[float], allowed: Sequence[float], *, label: str
-) -> Panel:
+def draw_cells(accuracy: Array, depths: Sequence[int], columns: Sequence[float], allowed: Sequence[float]) -> Panel:
     """The grid with 16ξ over it, cells side by side; the line lies between depths in proportion to ln depth."""
     places = np.arange(len(depths), dtype=np.float64)
     logs = np.log(np.array(depths, dtype=np.float64))
@@ -221,7 +219,7 @@ def draw_cells(
     outer = (logs[-1] - logs[0]) / max(len(logs) - 1, 1)
     line = np.where(wanted > logs[-1], np.minimum(places[-1] + (wanted - logs[-1]) / outer, places[-1] + 0.5), line)
     limit = Series("16ξ", np.arange(len(columns)), line, role="paper")
-    return cells_of((label, "depth [layers]"), columns, depths, accuracy.mean(2), limit)
+    return cells_of(columns, depths, accuracy.mean(2), limit)
 
 
 EPS = 0.001  # the paper's eps; a column with another has it in its name
@@ -238,12 +236,7 @@ def measure_depth_by_batch_size(values: Values, context: Context) -> Outcome:
     accuracy = np.concatenate(parts, axis=1)
     allowed = [batchnorm("relu", batch_size=size, eps=values["eps"]).trainable_depth for size in sizes]
     numbers = judge_cells(accuracy, values["depths"], allowed, chance=chance_of(values))
-    panel = draw_cells(accuracy, values["depths"], sizes, allowed, label="batch size B")
-    caption = (
-        f"Test accuracy on {values['data']}, width {values['width']}, mean of {values['seeds']} seeds. Networks much "
-        "deeper than 16ξ (white) learn nothing, whatever the batch size."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, draw_cells(accuracy, values["depths"], sizes, allowed))
 
 
 def measure_depth_against_xi(values: Values, context: Context) -> Outcome:
@@ -280,12 +273,7 @@ def measure_depth_against_xi(values: Values, context: Context) -> Outcome:
         Series("16ξ (the paper)", ends, 16 * ends, role="paper"),
         Series("the best constant depth", ends, np.full(2, np.exp(logs.mean())), role="bound"),
     ]
-    panel = Panel("ξ of the mean field, layers", "deepest network that trains", series, **LOG_LOG)
-    caption = (
-        f"Depth at which accuracy on {values['data']} falls to half of best minus chance, {values['seeds']} seeds; "
-        "a point is an activation, the size of the normalized parts and eps."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def measure_depth_by_norm(values: Values, context: Context) -> Outcome:
@@ -300,10 +288,4 @@ def measure_depth_by_norm(values: Values, context: Context) -> Outcome:
     good, bad = (columns.index(values[which]) for which in ("deep_at", "shallow_at"))
     unit = numbers["best_accuracy"].value - chance
     numbers["gain_at_deepest"] = mean_of((accuracy[-1, good] - accuracy[-1, bad]) / unit)
-    name = {"scale": "scale γ", "shift": "shift β", "eps": "eps"}[knob]
-    panel = draw_cells(accuracy, values["depths"], columns, allowed, label=f"{name} of batch norm")
-    caption = (
-        f"Test accuracy of {values['activation']} networks on {values['data']}, B = {size}, width {values['width']}, "
-        f"mean of {values['seeds']} seeds; 16ξ in white, cut above the deepest networks."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, draw_cells(accuracy, values["depths"], columns, allowed))

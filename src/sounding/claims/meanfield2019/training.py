@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values
+from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.number import Number, mean_of, mean_slope_of, scaled
-from sounding.claims.picture import Panel, Picture, Series, cells_of, mean_over, points_of
+from sounding.claims.picture import Panel, Series, cells_of, mean_over, points_of
 from sounding.claims.share import share
 from sounding.claims.train import train_alike_
 from sounding.claims.walk import batch_norm, walk
@@ -115,14 +115,8 @@ def measure_first_steps(values: Values, context: Context) -> Outcome:
         ]
         if part != "weights":
             series.append(Series("step 0 (½ ln λ_G per layer)", [2, depth], [(depth - 2) * rate, 0.0], role="theory"))
-        panels.append(Panel("layer", f"ln {PARTS[part]}", series, title=f"depth {depth}"))
-    caption = (
-        f"ReLU networks of width {values['width']}, {values['data']}, batches of {values['batch_size']}, rate "
-        f"{best * values['batch_size']:g}, relative to the last layer, mean over runs. Before the first step gradients "
-        "grow exponentially towards the input; one step later the lower weights have grown and the gradients of the "
-        "lower layers have fallen."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+        panels.append(Panel(series=series, title=f"depth {depth}"))
+    return present(numbers, *panels, shown_rate=best * values["batch_size"], shown_part=PARTS[part])
 
 
 def measure_lower_layers(values: Values, context: Context) -> Outcome:
@@ -152,8 +146,7 @@ def measure_lower_layers(values: Values, context: Context) -> Outcome:
     }
     layers = np.arange(1, depth + 1)
     series = points_of("measured", layers[::3], [mean_of(column) for column in rows.T[::3]])
-    panel = Panel("layer", "‖W − W₁‖/‖W₁‖ after training", (series,), y_scale="log")
-    return Outcome(numbers, Picture((panel,), f"After {values['steps']} steps beyond the first, {depth} layers."))
+    return present(numbers, (series,))
 
 
 @share("other", "looks")
@@ -213,14 +206,9 @@ def measure_acceleration(values: Values, context: Context) -> Outcome:
             gains = _gain(cells[1:].reshape(-1, values["seeds"]), cells[0])
             numbers[f"gain_{name}_{when}"] = mean_of(gains, looks=values["looks"])
         median = np.median(shown[..., 0], axis=3).max(axis=other)
-        label, columns = ("eps of batch norm", values["eps"]) if name == "eps" else ("β at the start", values["shifts"])
-        panels.append(cells_of((label, "learning rate"), columns, values["rates"], median))
-    caption = (
-        f"Median test accuracy of {values['network']} on {values['data']} after {values['evaluate'][0]} steps, "
-        f"{values['seeds']} seeds, {'the best of' if best_of_other else 'at 0 of'} the hyperparameter not shown. The "
-        "leftmost column is the usual batch norm."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+        columns = values["eps" if name == "eps" else "shifts"]
+        panels.append(cells_of(columns, values["rates"], median))
+    return present(numbers, *panels, others="the best of" if best_of_other else "at 0 of")
 
 
 def _gain(candidates: Array, reference: Array) -> Array:

@@ -10,9 +10,9 @@ import torch
 
 from sounding.activations import resolve
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values
+from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.number import DRAWN, Number, counted, estimate, exact, mean_of, slope_of, worst
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.picture import Series
 from sounding.claims.walk import draw_normals
 from sounding.predict import covariance_map, identity_convergence
 from sounding.theory.covariance_map import center
@@ -79,13 +79,7 @@ def measure_laplace(values: Values, context: Context) -> Outcome:
         measured, error = sample_map(name, sigma, samples=values["samples"], context=context, offset=100 + place)
         numbers[f"largest_deviation_{name}"] = largest_deviation(computed, measured, error)
         series.append(_entries(f"{name}, B = {size}", computed, measured, error))
-    panel = Panel(
-        "entry of V(Σ), one Laplace integral (Theorem 2)", "entry of V(Σ), sampled", (*series, _diagonal(series))
-    )
-    caption = (
-        "Every entry of the covariance after one layer, from covariances without symmetry: all lie on the diagonal."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, (*series, _diagonal(series)))
 
 
 def measure_fourier(values: Values, context: Context) -> Outcome:
@@ -112,13 +106,8 @@ def measure_fourier(values: Values, context: Context) -> Outcome:
         numbers |= count_wrong_traces(reading, found)
     numbers["log_printed_trace_over_batch_size"] = mean_of(np.log(traces["printed"]))
     series.append(_diagonal(series))
-    panel = Panel("entry of V(Σ), Fourier integral with the inverse", "entry of V(Σ), sampled", series)
-    caption = (
-        f"B = {size}: the double integral of Theorem 3 with (Σ⁻¹ + 2iλG/B)⁻¹ gives every entry. As printed, without "
-        f"the inverse, a linear network would have a trace of {size * float(traces['printed'].min()):.3g} to "
-        f"{size * float(traces['printed'].max()):.3g} where batch norm gives {size}."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
+    least, largest = (size * float(end(traces["printed"])) for end in (np.min, np.max))
+    return present(numbers, series, least_trace=least, largest_trace=largest)
 
 
 def count_wrong_traces(reading: str, ratios: Array) -> dict[str, Number]:
@@ -246,8 +235,7 @@ def measure_centred(values: Values, context: Context) -> Outcome:
         range_of = vectors[:, -kept:]
         rows = normalized_batches(drawn[0], samples=values["samples"], context=context, offset=2000 + rank).numpy()
         deviations.append(_deviate(range_of * (size * project_spectrum(spectra[0])) @ range_of.T, rows))
-    found = _judge_spreads(paths, deviations, total=size)
-    return Outcome({**found.numbers, "largest_difference_of_maps": exact(apart, error=1e-9)}, found.picture)
+    return _judge_spreads(paths, deviations, total=size, largest_difference_of_maps=exact(apart, error=1e-9))
 
 
 def follow(starts: Array, *, layers: int, total: float = 1.0) -> Array:
@@ -280,8 +268,8 @@ def _deviate(computed: Array, rows: Array) -> Number:
     return largest_deviation(computed, mean, np.sqrt(np.maximum(square - mean**2, 0.0) / len(rows)))
 
 
-def _judge_spreads(paths: Mapping[int, Array], deviations: list[Number], *, total: int) -> Outcome:
-    """Numbers over all starts; of each rank the first one is drawn. The eigenvalues sum to `total`."""
+def _judge_spreads(paths: Mapping[int, Array], deviations: list[Number], *, total: int, **more: Number) -> Outcome:
+    """Numbers over all starts, and `more`; of each rank the first one is drawn. The eigenvalues sum to `total`."""
     numbers: dict[str, Number] = {}
     series: list[Series] = []
     worst, distances = [], []
@@ -308,9 +296,7 @@ def _judge_spreads(paths: Mapping[int, Array], deviations: list[Number], *, tota
         numbers[f"rate_over_claim_C{rank}"] = Number(float(np.median(rates)), min(rates), max(rates), len(rates))
     numbers |= count_failures(np.array(worst), np.array(distances))
     numbers["largest_deviation_from_sampled_layer"] = widest(deviations)
-    panel = Panel("layer", "largest minus smallest eigenvalue", series, y_scale="log")
-    caption = "The nonzero eigenvalues approach each other: the spread falls at every layer, in the end by C/(C + 2)."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers | more, series)
 
 
 def count_failures(ratios: Array, distances: Array) -> dict[str, Number]:

@@ -13,9 +13,9 @@ import torch
 from sounding.activations import resolve
 from sounding.activations.activation import Array
 from sounding.chain import Simulation, simulate
-from sounding.claims.claim import Context, Outcome, Values, pick
+from sounding.claims.claim import Context, Outcome, Values, pick, present
 from sounding.claims.number import DRAWN, Number, estimate, jackknife, ratio_of, slope_of, student
-from sounding.claims.picture import LOG_LOG, Panel, Picture, Series, level
+from sounding.claims.picture import Series, level
 from sounding.claims.walk import draw_normals
 from sounding.theory.bounds import orth2021 as bounds
 
@@ -59,9 +59,7 @@ def measure_figure1(values: Values, context: Context) -> Outcome:
     # E|u₁| of a uniform unit vector u in d dimensions
     chance = math.gamma(width / 2) / math.gamma((width + 1) / 2) / math.sqrt(math.pi)
     drawn.append(level("independent directions (theory)", [0, values["depth"]], chance, "theory"))
-    panel = Panel("layer", "|cos| between the two samples", drawn)
-    caption = "With batch norm two nearly equal samples become as orthogonal as chance; without, orthogonal ones align."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, drawn)
 
 
 def _mean_field(samples: int, spread: float, depth: int) -> Array:
@@ -155,12 +153,7 @@ def measure_figure2a(values: Values, context: Context) -> Outcome:
         floor = predict_floor(n, width)
         drawn.append(level(f"floor, d = {width} (theory)", [depth // 2, depth], floor, "theory"))
     drawn.append(Series("straight over 20 layers, as stated", [1, 20], mean[1, [1, 20]], role="paper"))
-    panel = Panel("layer", "orthogonality gap V", drawn, y_scale="log")
-    caption = (
-        "V stays where it starts, falls, and comes to rest at its floor. With wide networks it leaves the start sooner "
-        "and falls faster, fastest with infinitely wide ones, in the end by n/(n + 2) = ⅔ per layer."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, drawn)
 
 
 def measure_figure2b(values: Values, context: Context) -> Outcome:
@@ -181,11 +174,7 @@ def measure_figure2b(values: Values, context: Context) -> Outcome:
         Series("d^(−1/2) (theory)", widths, mean[-1] * (widths / widths[-1]) ** -0.5, role="theory"),
         Series("slope −0.46, as printed", widths, mean[-1] * (widths / widths[-1]) ** -0.46, role="paper"),
     )
-    panel = Panel("width d", f"V averaged over layers {first}–{last}", series, **LOG_LOG)
-    caption = (
-        f"The slope over layers {first} to {last} is {slope.value:.3f}; with layer 0 the way down to the floor counts."
-    )
-    return Outcome({"slope": slope}, Picture((panel,), caption))
+    return present({"slope": slope}, series)
 
 
 FASTEST = math.log(4 / 6)  # ln(n/(n + 2)), the slope of log V of the infinitely wide chain near orthogonality, n = 4
@@ -253,11 +242,8 @@ def measure_conjecture(values: Values, context: Context) -> Outcome:
     numbers["largest_over_smallest_curve"] = ratio_of(curves[-1], curves[0])
     line = np.asarray(series[0].y)[0] * (widths / widths[0]) ** -0.5
     series.append(Series("d^(−1/2) (theory)", widths, line, role="theory"))
-    label = "orthogonality gap V" if values["gap"] else "L, distance from the stationary mean"
-    panel = Panel("width d", f"{label}, mean over layers", series, **LOG_LOG)
     apart = numbers["largest_over_smallest_curve"].low > 1.05  # five percent, which a reader sees
-    caption = "Every curve falls as d^(−1/2)" + ("; they are parallel, not identical." if apart else ".")
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series, but="; they are parallel, not identical" if apart else "")
 
 
 def _exchangeable_mean(grams: torch.Tensor) -> torch.Tensor:

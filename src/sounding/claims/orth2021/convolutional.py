@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values, pick
+from sounding.claims.claim import Context, Outcome, Values, pick, present
 from sounding.claims.number import mean_of, mean_slope_of
 from sounding.claims.orth2021.training import LABELS, ORDERS, draw_curves, draw_inputs, load, products
-from sounding.claims.picture import Panel, Picture, mean_over
+from sounding.claims.picture import Panel, mean_over
 from sounding.claims.train import curves_of, train_alike_
 from sounding.data import Dataset, normalize
 from sounding.models import AlexNet, Mlp
@@ -118,14 +118,10 @@ def measure_figure5(values: Values, context: Context) -> Outcome:
             shown = (("", gaps), (", angles alone", angles)) if norm else (("", gaps),)
             series += [mean_over(f"{label}{what}", layers, curves[:, layers], ddof=1) for what, curves in shown]
             context.progress((2 * place + norm + 1) / 4)
-        panels.append(Panel("layer (0 is the input)", "orthogonality gap V", series, title=kind))
+        panels.append(Panel(series=series, title=kind))
         vanilla, normed = (last[f"{kind.lower()}_{label}"] for label in ("vanilla", "batch_norm"))
         numbers[f"{kind.lower()}_vanilla_minus_batch_norm"] = mean_of(vanilla - normed)
-    caption = (
-        f"Mean and 99% interval over {values['networks']} networks of each kind, {values['batches']} batches of "
-        f"{values['batch_size']} images through each. Angles alone: the part of V that is not due to unequal norms."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, *panels)
 
 
 def draw_network(values: Values, depth: int, seed: int, context: Context) -> nn.Module:
@@ -241,7 +237,6 @@ def measure_figure7(values: Values, context: Context) -> Outcome:
             draw_curves(LABELS[name], dict(zip(marks, part.T, strict=True)))
             for name, part in zip(("xavier", "iterative"), curves, strict=True)
         ]
-        panels.append(Panel("step", "training loss", series, title=f"{depth} convolutions"))
+        panels.append(Panel(series=series, title=f"{depth} convolutions"))
         context.progress((index + 2) / 3)
-    caption = "The paper: orthogonalized weights are slower at 20 layers and much faster at 80."
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, *panels)

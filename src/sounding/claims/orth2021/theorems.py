@@ -13,7 +13,7 @@ import torch
 
 from sounding.activations.activation import Array
 from sounding.chain import simulate
-from sounding.claims.claim import Context, Outcome, Values, pick
+from sounding.claims.claim import Context, Outcome, Values, pick, present
 from sounding.claims.number import (
     DRAWN,
     GROUPS,
@@ -27,7 +27,7 @@ from sounding.claims.number import (
     worst,
 )
 from sounding.claims.orth2021.chains import linear_chain
-from sounding.claims.picture import LOG_LOG, Panel, Picture, Role, Series, level, scattered
+from sounding.claims.picture import Panel, Role, Series, level, scattered
 from sounding.claims.walk import draw_normals
 from sounding.measures import orthogonality_gap
 from sounding.theory.bounds import orth2021 as bounds
@@ -64,9 +64,7 @@ def measure_lemma4(values: Values, context: Context) -> Outcome:
         "largest_share_of_sharper": worst(v / (np.sqrt(sizes * (sizes - 1)) * lyapunov)),
     }
     cases = Series("spectra", (2 * sizes * lyapunov)[:SHOWN], v[:SHOWN])
-    panel = scattered("2n V̂, the bound", "orthogonality gap V", cases, ("V = 2n V̂", [1e-3, 2.0]), **LOG_LOG)
-    caption = "Each point is a spectrum; none lies above the line. √(n(n−1)) V̂ is the sharp form, half as large."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, scattered(cases, ("V = 2n V̂", [1e-3, 2.0])))
 
 
 def _sharpness(n: int, delta: float) -> float:
@@ -96,9 +94,7 @@ def measure_lemma8(values: Values, context: Context) -> Outcome:
         "sharpness": exact(float(nearer), error=2 * abs(float(near - nearer))),
     }
     x, y = np.array(shown[:SHOWN]).T
-    labels = ("the bound (1 − ⅔σ_n²)(1/n − σ_n²)", "1/n − p_n(σ), one expected layer")
-    panel = scattered(*labels, Series("spectra", x, y), ("equal", [1e-4, 0.5]), **LOG_LOG)
-    return Outcome(numbers, Picture((panel,), "Each point is a spectrum; none lies above the line."))
+    return present(numbers, scattered(Series("spectra", x, y), ("equal", [1e-4, 0.5])))
 
 
 def measure_lemma10(values: Values, context: Context) -> Outcome:
@@ -115,9 +111,7 @@ def measure_lemma10(values: Values, context: Context) -> Outcome:
         curvature = (first**2 + second) / theta**2
         lowest = min(lowest, float(curvature.min()))
         series.append(Series(f"n = {n}", theta[:, 0], curvature.min(axis=1), role="theory"))
-    panel = Panel("θ", "smallest g″/(g θ²) over δ", series, **LOG_LOG)
-    caption = "g″ is positive for every θ, δ and n: both terms of g″/g are squares or sums of squares."
-    return Outcome({"lowest_curvature": exact(lowest, error=ROUNDING)}, Picture((panel,), caption))
+    return present({"lowest_curvature": exact(lowest, error=ROUNDING)}, series)
 
 
 def measure_layer(values: Values, context: Context) -> Outcome:
@@ -152,8 +146,7 @@ def measure_layer(values: Values, context: Context) -> Outcome:
     by_width = {width: array[array[:, 0] == width] for width in values["widths"]}
     series = [Series(f"width {width}", part[:, 1], part[:, 2], error=part[:, 3]) for width, part in by_width.items()]
     series.append(level("the bound", [2, values["largest"]], 1))
-    panel = Panel("samples n", "measured / bound", series)
-    return Outcome({"largest_share_of_bound": largest}, Picture((panel,), "No point reaches the bound at 1."))
+    return present({"largest_share_of_bound": largest}, series)
 
 
 def measure_theorem1(values: Values, context: Context) -> Outcome:
@@ -178,7 +171,7 @@ def measure_theorem1(values: Values, context: Context) -> Outcome:
         if index >= len(values["shapes"]):  # one group is drawn
             continue
         series.append(Series(f"n = {n}, d = {width}", rows.layer[1:], rows.value[1:], error=rows.stderr[1:]))
-    panels = [Panel("layer", "orthogonality gap V", series, title="finite width", y_scale="log")]
+    panels = [Panel(series=series, title="finite width")]
     for n, layers in values["infinite"]:
         series = []
         path, sigma = follow_wide(n, layers)
@@ -190,16 +183,12 @@ def measure_theorem1(values: Values, context: Context) -> Outcome:
             role: Role = "paper" if version == "printed" else "bound"
             series.append(Series(f"{version} bound", np.arange(layers + 1), bound.curve, role=role))
         series.append(Series("mean field", np.arange(layers + 1), v, role="theory"))
-        panels.append(Panel("layer", "orthogonality gap V", series, title=f"n = {n}, d → ∞", y_scale="log"))
+        panels.append(Panel(series=series, title=f"n = {n}, d → ∞"))
     numbers = {
         f"largest_share_of_{version}_bound": extreme_of([max(*group, *infinite[version]) for group in groups])
         for version, groups in finite.items()
     }
-    caption = (
-        "The gap falls to a floor at finite width. In the infinitely wide chain of many samples it falls by n/(n + 2) "
-        "per layer: slower than the printed bound with α = σ_n (dashed), below the bound with α = σ_n² (dotted)."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, *panels)
 
 
 def follow_wide(n: int, layers: int) -> tuple[list[Array], float]:
@@ -221,10 +210,7 @@ def measure_lemma2(values: Values, context: Context) -> Outcome:
         "largest_share_of_second_order": worst(distance / (sizes * gaps**2)),
     }
     cases = Series("spectra", (2 * sizes * gaps)[:SHOWN], distance[:SHOWN])
-    labels = ("the bound 2n V", "W₂² to the isotropic Gaussian")
-    panel = scattered(*labels, cases, ("equal", [1e-4, 60.0]), **LOG_LOG)
-    caption = "Each point is a spectrum. W₂² falls with the square of the gap: the bound is far away for small gaps."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, scattered(cases, ("equal", [1e-4, 60.0])))
 
 
 def measure_corollary3(values: Values, context: Context) -> Outcome:
@@ -257,7 +243,7 @@ def measure_corollary3(values: Values, context: Context) -> Outcome:
             kept.append(exact(float(np.max(distances / limit.curve))))
             role: Role = "paper" if version == "printed" else "bound"
             series.append(Series(f"{version} bound", np.arange(layers + 1), limit.curve, role=role))
-        panels.append(Panel("layer", "W₂² to the Gaussian", series, title=f"n = {samples}, d → ∞", y_scale="log"))
+        panels.append(Panel(series=series, title=f"n = {samples}, d → ∞"))
     widths = np.array(values["widths"])
     slope = slope_of(np.log(widths), np.log(radii), stderr=list(np.array(errors) / np.array(radii)))
     numbers = {**{f"largest_share_of_{v}_bound": highest(kept) for v, kept in shares.items()}, "slope_of_radius": slope}
@@ -266,12 +252,7 @@ def measure_corollary3(values: Values, context: Context) -> Outcome:
         Series("d^(−1/2)", widths, radii[0] * (widths / widths[0]) ** -0.5, role="theory"),
         Series("d^(−1/4), table 1", widths, radii[0] * (widths / widths[0]) ** -0.25, role="paper"),
     )
-    panel = Panel("width d", "stationary W₂ to the isotropic Gaussian", drawn, title=f"n = {n}", **LOG_LOG)
-    caption = (
-        "Left: the radius falls as d^(−1/2). Right: in wide networks of many samples W₂² falls more slowly than the "
-        "printed bound with α = σ_n, and passes it; it stays below the bound with α = σ_n²."
-    )
-    return Outcome(numbers, Picture((panel, *panels), caption))
+    return present(numbers, drawn, *panels)
 
 
 def _squared_distance(eigenvalues: Array) -> float:
@@ -298,6 +279,4 @@ def measure_appendix_e(values: Values, context: Context) -> Outcome:
     numbers = {"share_with_smaller_gap": fraction_of(int(np.sum(y < x)), len(x))}
     line = [0.9 * min(x.min(), y.min()), 1.1 * max(x.max(), y.max())]
     cases = Series("batches", x[:SHOWN], y[:SHOWN])
-    panel = scattered("V(H)", "V(WH)", cases, ("equal", line), "paper")
-    caption = "Each point is a batch of samples; the appendix says that all lie below the line."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, scattered(cases, ("equal", line), "paper"))

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values, pick
+from sounding.claims.claim import Context, Outcome, Values, pick, present
 from sounding.claims.number import Number, fraction_of, jackknife, mean_of
-from sounding.claims.picture import Panel, Picture, Series, points_of
+from sounding.claims.picture import Series, points_of
 from sounding.claims.share import share
 from sounding.claims.train import last_hidden, train_alike_
 from sounding.data import Dataset, load_dataset, normalize
@@ -191,12 +191,7 @@ def measure_figure3a(values: Values, context: Context) -> Outcome:
         "loss_rise": mean_of(losses[deep] - losses[shallow]),
         "correlation": jackknife_correlation(*rows),
     }
-    panels = (
-        Panel("depth, layers", "orthogonality gap V at initialization", (draw_curves("Xavier's weights", gaps),)),
-        Panel("depth, layers", "training loss at the end", (draw_curves("Xavier's weights", losses),)),
-    )
-    caption = "Deeper networks start with a larger gap, and end with a larger training loss."
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, (draw_curves("Xavier's weights", gaps),), (draw_curves("Xavier's weights", losses),))
 
 
 def measure_figure3b(values: Values, context: Context) -> Outcome:
@@ -219,12 +214,11 @@ def measure_figure3b(values: Values, context: Context) -> Outcome:
         "correlation_over_epochs": jackknife_correlation(v[1:], loss),  # the gap at the start belongs to no loss
     }
     epochs = np.arange(len(v))
-    panels = (
-        Panel("epoch", "orthogonality gap V of the last layer", (draw_curves("V", dict(zip(epochs, v, strict=True))),)),
-        Panel("epoch", "training loss", (draw_curves("loss", dict(zip(epochs[1:], loss, strict=True))),)),
+    return present(
+        numbers,
+        (draw_curves("V", dict(zip(epochs, v, strict=True))),),
+        (draw_curves("loss", dict(zip(epochs[1:], loss, strict=True))),),
     )
-    caption = "While the training loss falls, the representations of the last layer become more orthogonal."
-    return Outcome(numbers, Picture(panels, caption))
 
 
 def train_variants(values: Values, context: Context) -> dict[str, Curves]:
@@ -232,12 +226,10 @@ def train_variants(values: Values, context: Context) -> dict[str, Curves]:
     return {variant: over_depth(values, variant, context) for _, variant in context.each(values["variants"])}
 
 
-def draw_variants(found: Mapping[str, Curves], values: Values) -> Picture:
-    """The training loss at the end over depth."""
+def present_variants(numbers: Mapping[str, Number], found: Mapping[str, Curves], values: Values) -> Outcome:
+    """The numbers, and the training loss at the end over depth."""
     drawn = [draw_curves(LABELS[variant], curves) for variant, curves in found.items()]
-    trained = "1 epoch" if values["epochs"] == 1 else f"{values['epochs']} epochs"
-    caption = f"Mean and 99% interval of {values['seeds']} seeds after {trained}; lower is better."
-    return Picture((Panel("depth, layers", "training loss at the end", drawn),), caption)
+    return present(numbers, drawn, trained="1 epoch" if values["epochs"] == 1 else f"{values['epochs']} epochs")
 
 
 def measure_initializations(values: Values, context: Context) -> Outcome:
@@ -253,13 +245,13 @@ def measure_initializations(values: Values, context: Context) -> Outcome:
             numbers[f"rise_{key}_minus_iterative"] = mean_of(  # pairs of one seed
                 (curves[deep] - curves[shallow]) - (found["iterative"][deep] - found["iterative"][shallow])
             )
-    return Outcome(numbers, draw_variants(found, values))
+    return present_variants(numbers, found, values)
 
 
 def measure_clipping(values: Values, context: Context) -> Outcome:
     """How much less the training loss grows with depth when gradients are clipped; seeds share weights and order."""
     found = train_variants(values, context)
-    return Outcome(compare_rises(found, values["depths"]), draw_variants(found, values))
+    return present_variants(compare_rises(found, values["depths"]), found, values)
 
 
 def compare_rises(found: Mapping[str, Curves], depths: Sequence[int]) -> dict[str, Number]:

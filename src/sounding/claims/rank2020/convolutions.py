@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values
+from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.number import Number, exact, over_runs, unfinished
-from sounding.claims.picture import Panel, Picture, points_over
+from sounding.claims.picture import Series, points_over
 from sounding.claims.rank2020.perceptrons import difference, draw_samples, make_one_sided_
 from sounding.claims.share import share
 from sounding.data import Dataset, load_dataset, normalize
@@ -174,14 +174,14 @@ def find_runs(values: Values, context: Context) -> dict[str, Runs]:
     return {kind: train_kind(values, context, kind) for _, kind in context.each(values["kinds"])}
 
 
-def draw_runs(found: Mapping[str, Runs], name: str, values: Values, label: str, *, log: bool = False) -> Panel:
+def draw_runs(found: Mapping[str, Runs], name: str, values: Values) -> list[Series]:
     """One quantity over steps, for every kind."""
     series = []
     for kind, runs in found.items():
         rows = getattr(runs, name)
         steps = [0, *look_times(kind, values)][-rows.shape[1] :]  # accuracy has no value at step 0
         series.append(points_over(KINDS[kind], steps, rows))
-    return Panel("SGD step", label, series, title=label.split(" of ")[0], y_scale="log" if log else "linear")
+    return series
 
 
 def measure_breaking(values: Values, context: Context) -> Outcome:
@@ -197,13 +197,7 @@ def measure_breaking(values: Values, context: Context) -> Outcome:
     }
     if "uncentred" in found:
         numbers["accuracy_standard_minus_uncentred"] = _lag(standard, found["uncentred"])
-    panels = (
-        draw_runs(found, "accuracy", values, "training accuracy"),
-        draw_runs(found, "rank", values, "rank of the last hidden layer"),
-        draw_runs(found, "ratio", values, "r(H) of the last hidden layer", log=True),
-    )
-    caption = "A start of one-sided weights takes the rank and the learning from batch norm; centring matters less."
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, *(draw_runs(found, name, values) for name in ("accuracy", "rank", "ratio")))
 
 
 def measure_centring(values: Values, context: Context) -> Outcome:
@@ -220,11 +214,7 @@ def measure_centring(values: Values, context: Context) -> Outcome:
             np.log2(standard.ratio[:, 0]), np.log2(uncentred.ratio[:, 0])
         ),
     }
-    panels = (
-        draw_runs(found, "accuracy", values, "training accuracy"),
-        draw_runs(found, "ratio", values, "r(H) of the last hidden layer", log=True),
-    )
-    return Outcome(numbers, Picture(panels, "Both curves of a panel would coincide if centring made no difference."))
+    return present(numbers, *(draw_runs(found, name, values) for name in ("accuracy", "ratio")))
 
 
 def _lag(standard: Runs, uncentred: Runs) -> Number:
@@ -248,12 +238,7 @@ def measure_alignment(values: Values, context: Context) -> Outcome:
         "accuracy_plain_minus_random_images": difference(plain.accuracy.mean(axis=1), noise.accuracy.mean(axis=1)),
         "chance": exact(0.1),
     }
-    panels = (
-        draw_runs(found, "accuracy", values, "training accuracy"),
-        draw_runs(found, "alignment", values, "alignment of gradients, mean |cos|"),
-    )
-    caption = "Without a norm every sample pulls the readout along one line, and the images make no difference."
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, *(draw_runs(found, name, values) for name in ("accuracy", "alignment")))
 
 
 def measure_paths(values: Values, context: Context) -> Outcome:
@@ -270,6 +255,4 @@ def measure_paths(values: Values, context: Context) -> Outcome:
     }
     steps = [values["steps"] * part // PARTS for part in range(1, PARTS + 1)]
     series = [points_over(KINDS[kind], steps, np.array(rows)) for kind, rows in found.items()]
-    panel = Panel("SGD step", "cosine of the paths on images and on random pixels", series)
-    caption = "Without a norm, images and random pixels lead the weights the same way."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)

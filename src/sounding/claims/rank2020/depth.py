@@ -11,9 +11,9 @@ import torch
 
 from sounding.activations import resolve
 from sounding.chain import simulate
-from sounding.claims.claim import Context, Outcome, Values, pick
+from sounding.claims.claim import Context, Outcome, Values, pick, present
 from sounding.claims.number import DRAWN, Number, estimate, exact, highest, lowest, mean_of, over_runs, ratio_of, scaled
-from sounding.claims.picture import LOG_LOG, Panel, Picture, Series, level, over_widths, points_of, points_over
+from sounding.claims.picture import Series, level, points_of, points_over
 from sounding.claims.rank2020.invariant import averages_of, follow, log_slope, measured, number_of
 from sounding.claims.walk import draw_normals, measure_at, unit_features, unit_matrix, walk
 from sounding.measures import gradient_alignment, numerical_rank
@@ -53,8 +53,7 @@ def measure_fig2(values: Values, context: Context) -> Outcome:
     ends = [0, values["depth"]]
     series.append(level("√d (the paper's floor)", ends, math.sqrt(values["width"]), "paper"))
     series.append(level("1: collapse", ends, 1.0))
-    panel = Panel("layer", "numerical rank", series, y_scale="log", title=values["activation"])
-    return Outcome(numbers, Picture((panel,), values["caption"]))
+    return present(numbers, series)
 
 
 def measure_cor15(values: Values, context: Context) -> Outcome:
@@ -82,12 +81,7 @@ def measure_cor15(values: Values, context: Context) -> Outcome:
     widths = np.array(values["widths"])
     bounds = np.sqrt((1 - np.array(values["regularities"])) * widths)
     least = (points_of("measured", widths, smallest), Series("√((1 − α)d)", widths, bounds, role="bound"))
-    panels = (
-        Panel("layer", "rank of H", series, title="every layer", **LOG_LOG),
-        Panel("width d", "smallest rank over the layers", least, title="smallest", **LOG_LOG),
-    )
-    caption = "The rank of a full-rank input, as floating point numbers show it, stays above the bound at every layer."
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, series, least)
 
 
 def measure_soft_rank(values: Values, context: Context) -> Outcome:
@@ -114,12 +108,7 @@ def measure_soft_rank(values: Values, context: Context) -> Outcome:
     label, ends = "nearly collinear input", [1, layers[-1]]
     softs = (_curve(label, near, name), level("(1 − τ)²√((1 − α)d)", ends, bound, "paper"))
     ranks = (_curve(label, near, "numerical_rank"), level("√((1 − α)d)", ends, floor))
-    panels = (
-        Panel("layer", f"soft rank at {tau}", softs, title="soft rank", x_scale="log"),
-        Panel("layer", "rank of H", ranks, title="rank", x_scale="log"),
-    )
-    caption = "From nearly collinear samples the soft rank begins below its bound and grows; the rank is above its own."
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, softs, ranks)
 
 
 def _curve(label: str, profile: Profile, name: str) -> Series:
@@ -173,8 +162,7 @@ def measure_fig3a(values: Values, context: Context) -> Outcome:
                 numbers[f"rank_at_width_{widths[place]}_tolerance_{share}"] = number_of(weakest[place][measure])
     series.append(Series("√d (the paper's order)", widths, np.sqrt(widths), role="paper"))
     series.append(Series("d (full rank)", widths, widths, role="bound"))
-    panel = over_widths(values["label"], widths, series, y_scale="log")
-    return Outcome(numbers, Picture((panel,), values["caption"]))
+    return present(numbers, series)
 
 
 def measure_fig3b(values: Values, context: Context) -> Outcome:
@@ -192,9 +180,7 @@ def measure_fig3b(values: Values, context: Context) -> Outcome:
     numbers = {"change_of_largest": changes[0], "smallest_growth_of_others": lowest(changes[1:])}
     typical = np.sqrt(values["width"] * 10 ** logs.mean(axis=0))
     series = [Series(f"σ{k}", layers, row) for k, row in enumerate(typical.T, start=1)]
-    panel = Panel("layer", "singular value of H, geometric mean over runs", series, y_scale="log")
-    caption = "Differences of 1e-5 between samples grow to the size of the largest singular value, which falls."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 ROUNDING = 1e-12  # of r − 1 in float64, where a collapse is complete and no two runs differ
@@ -248,12 +234,7 @@ def measure_lemma3(values: Values, context: Context) -> Outcome:
         "smallest_turn_per_layer": lowest(turns),
     }
     exponents = (points_of("measured", strengths, gaps), level("0: no collapse", strengths, 0.0))
-    panels = (
-        Panel("layer", "r(H) − 1", series, y_scale="log", title="distance from rank one"),
-        Panel("γ", "ln σ₂/σ₁ per layer", exponents, title="Lyapunov exponents"),
-    )
-    caption = "Without normalization r falls to 1: the second singular value falls behind the first exponentially."
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, series, exponents)
 
 
 def _distance(ratio: Estimate, runs: int) -> Number:
@@ -284,11 +265,7 @@ def measure_prop19(values: Values, context: Context) -> Outcome:
     }
     series = [points_of(loss, ranks, row) for loss, row in aligned.items()]
     series.append(level("1: all collinear (proposition)", ranks, 1.0, "paper"))
-    ticks = {float(rank): str(rank) for rank in ranks}
-    label = "rank of the last hidden representation"
-    panel = Panel(label, "mean |cos| between gradients", series, x_scale="log", ticks=ticks)
-    caption = "At rank one every sample pulls each neuron along one line, at full rank not."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def _row_gradients(hidden: torch.Tensor, readout: torch.Tensor, labels: torch.Tensor, loss: str) -> torch.Tensor:

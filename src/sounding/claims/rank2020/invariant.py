@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from sounding.chain import simulate, simulate_many
-from sounding.claims.claim import Context, Outcome, Values, pick
+from sounding.claims.claim import Context, Outcome, Values, pick, present
 from sounding.claims.number import Number, estimate, highest, lowest
-from sounding.claims.picture import Panel, Picture, Series, level, over_widths, points_of
+from sounding.claims.picture import Series, level, points_of
 from sounding.claims.share import share
 from sounding.profile import Estimate, Profile
 from sounding.theory.bounds import rank2020
@@ -119,15 +119,7 @@ def measure_theorem2(values: Values, context: Context) -> Outcome:
         Series("corrected bound on r", widths, corrected, role="theory"),
     )
     constants = (measured("α", widths, alphas), level("1", widths, 1.0))
-    panels = (
-        over_widths("average over depth", widths, ranks, y_scale="log", title="rank"),
-        over_widths("regularity constant α", widths, constants, title="regularity"),
-    )
-    caption = (
-        "The average of r over depth lies above the printed bound and close above the corrected one, and grows like "
-        "√d or a little faster; the regularity constant that both bounds need stays below 1."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, ranks, constants)
 
 
 def measure_lemma13(values: Values, context: Context) -> Outcome:
@@ -149,9 +141,7 @@ def measure_lemma13(values: Values, context: Context) -> Outcome:
         Series("d^(3/2)/√(1 − α), printed", widths, printed, role="bound"),
         Series("corrected bound", widths, corrected, role="theory"),
     )
-    panel = over_widths("E‖M‖_F²", widths, series, y_scale="log")
-    caption = "The printed bound is true and two to four times too large; the one with the right sign nearly touches."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def measure_fig8(values: Values, context: Context) -> Outcome:
@@ -165,8 +155,7 @@ def measure_fig8(values: Values, context: Context) -> Outcome:
     ]
     numbers = {"largest_regularity_above_width_10": highest(wide), "smallest_fall_to_the_next_width": lowest(falls)}
     series = (measured("measured", widths, alphas), level("0.9 (the paper's limit)", widths, 0.9, "paper"))
-    panel = over_widths("regularity constant α", widths, series)
-    return Outcome(numbers, Picture((panel,), "From width 11 on α is below 0.9, and it falls as the width grows."))
+    return present(numbers, series)
 
 
 def measure_fig9(values: Values, context: Context) -> Outcome:
@@ -181,6 +170,4 @@ def measure_fig9(values: Values, context: Context) -> Outcome:
         Series("measured", logs, [math.log2(s.value) for s in squares], error=errors),
         Series("log₂ d^1.5 (the paper's line)", logs, 1.5 * logs, role="paper"),
     )
-    panel = Panel("log₂ d", "log₂ of the average of ‖M‖_F²", series)
-    caption = "The points follow the line of slope 3/2: far from 1 (orthogonal features) and from 2 (collapse)."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)

@@ -11,9 +11,9 @@ import torch
 from sounding import measures
 from sounding.activations.activation import Array
 from sounding.chain import simulate
-from sounding.claims.claim import Context, Outcome, Values, charted
+from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.number import DRAWN, Number, counted, estimate, exact, highest, mean_of, scaled, worst
-from sounding.claims.picture import Panel, Picture, Series, level, points_of, scattered
+from sounding.claims.picture import Series, level, points_of, scattered
 from sounding.claims.rank2020.invariant import follow
 from sounding.claims.walk import draw_normals, unit_features, walk
 from sounding.measures import numerical_rank, soft_rank
@@ -65,12 +65,7 @@ def measure_lemma1(values: Values, context: Context) -> Outcome:
     top = [0.0, float(ranks[shown].max())]
     cases = Series("batches", r[shown], ranks[shown])
     softs = (Series("measured", thresholds, share.min(axis=1)), Series("(1 − τ)²", thresholds, least, role="bound"))
-    panels = (
-        scattered("participation ratio r(H)", "rank of H", cases, ("rank = r", top), title="rank"),
-        Panel("threshold τ", "soft rank over r, smallest of all batches", softs, title="soft rank"),
-    )
-    caption = "No batch lies below rank = r, nor below (1 − τ)² r at any threshold."
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, scattered(cases, ("rank = r", top)), softs)
 
 
 def measure_lemma4(values: Values, context: Context) -> Outcome:
@@ -100,15 +95,7 @@ def measure_lemma4(values: Values, context: Context) -> Outcome:
         limit = level("0 (symmetric law)", layers, 0.0, "paper")
         return [*(points_of(names[law], layers, row) for law, row in found.items()), limit]
 
-    panels = (
-        Panel("layer", "mean of a feature over chains", drawn_as(curves), x_scale="log", title="features"),
-        Panel("layer", "mean of M₁₂ over chains", drawn_as(products), x_scale="log", title="products of two features"),
-    )
-    caption = (
-        "Every chain starts at one input of positive features. With symmetric weights the sign is forgotten; with "
-        "one-sided ones it never is."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, drawn_as(curves), drawn_as(products))
 
 
 def measure_lemma7(values: Values, context: Context) -> Outcome:
@@ -142,12 +129,7 @@ def measure_lemma7(values: Values, context: Context) -> Outcome:
     widest = [gamma * math.sqrt(max(values["widths"])) for gamma in strengths]
     points.append(Series("equal (theory)", ends, ends, "theory"))
     curves.append(Series("γ√d at the widest", strengths, widest, "bound"))
-    panels = (
-        Panel("δ_F(M)/d² of lemma 7", "measured change of ‖M‖_F² over γ²d²", points, title=f"γ = {smallest:g}"),
-        Panel("γ", "misfit, as a share of δ_F(M)", curves, title="the O(γ) rest"),
-    )
-    caption = "The change in one layer is the printed polynomial of M, more so the smaller γ."
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, points, curves, smallest=smallest)
 
 
 def _steps(batches: torch.Tensor, gamma: float, draws: int, generator: torch.Generator) -> tuple[Array, Array, Array]:
@@ -194,9 +176,7 @@ def measure_lemma5(values: Values, context: Context) -> Outcome:
         points_of(name, values["widths"], map(exact, row))
         for name, row in zip(("batch norm", "no norm"), least.values(), strict=True)
     ]
-    panel = Panel("width d", "least mean rank over the layers", series)
-    caption = "γ = 1/(8d): batch norm keeps two directions or more, a plain chain one."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def measure_lemma6(values: Values, context: Context) -> Outcome:
@@ -216,7 +196,7 @@ def measure_lemma6(values: Values, context: Context) -> Outcome:
         "largest_change_of_M": worst(torch.cat(changes)),
         "largest_distance_of_entries_from_1": worst(torch.cat(entries)),
     }
-    return charted(numbers, "Once a batch has rank one, M stays as it is, with entries ±1.")
+    return present(numbers)
 
 
 def measure_proposition8(values: Values, context: Context) -> Outcome:
@@ -238,7 +218,7 @@ def measure_proposition8(values: Values, context: Context) -> Outcome:
             change = [2 * d**2 - 2 * norm - 8 * cubes + 8 * rows for cubes, rows, norm in zip(*sides, strict=True)]
             off.append(max(abs(a - b) / max(abs(b), 1.0) for a, b in (*sides, change)))
     numbers = {"largest_deviation": exact(max(off), error=1e-9)}
-    return charted(numbers, "Relative distance between the two sides.")
+    return present(numbers)
 
 
 def measure_full_rank(values: Values, context: Context) -> Outcome:
@@ -258,5 +238,4 @@ def measure_full_rank(values: Values, context: Context) -> Outcome:
     }
     root = "N = √d" if values["factor"] == 1 else f"N = {values['factor']:g}√d"
     series = [points_of(name, values["widths"], map(exact, found)) for name, found in ((root, small), ("N = d", ends))]
-    panel = Panel("width d", "rank over the number of samples", series, x_scale="log")
-    return Outcome(numbers, Picture((panel,), "Singular values above 1e-5 of the largest, second half of the depth."))
+    return present(numbers, series)

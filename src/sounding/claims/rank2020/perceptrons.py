@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values, pick
+from sounding.claims.claim import Context, Outcome, Values, pick, present
 from sounding.claims.number import Number, exact, highest, lowest, over_runs, slope_of, student
-from sounding.claims.picture import Panel, Picture, Series, level, points_of, points_over
+from sounding.claims.picture import Panel, Series, level, points_of, points_over
 from sounding.claims.share import share
 from sounding.claims.train import curves_of, evenly, last_hidden, train_alike_
 from sounding.data import load_dataset
@@ -162,16 +162,13 @@ def measure_fig1(values: Values, context: Context) -> Outcome:
         return [points_of(names[k], depths, row) for k, row in found.items()]
 
     chance = level("chance", depths, 0.1)
-    panels = (
-        Panel("hidden layers", "rank at the start, over width", drawn(ranks), title="rank"),
-        Panel("hidden layers", "training accuracy", [*drawn(scores), chance], title="training"),
-    )
-    caption = "Rank and accuracy of plain networks fall together with depth; batch norm keeps both."
     remarks = "; ".join(
         f"{names[k]}: rates {', '.join(f'{d}: {r:g}' for d, r in zip(depths, row, strict=True))}"
         for k, row in used.items()
     )
-    return Outcome(numbers, Picture(panels, caption), f"Chosen learning rates by depth. {remarks}.")
+    return present(
+        numbers, drawn(ranks), [*drawn(scores), chance], remarks=f"Chosen learning rates by depth. {remarks}."
+    )
 
 
 LEVELS = ("no pre-training", "25 steps", "75 steps")
@@ -236,7 +233,7 @@ def measure_comparison(values: Values, context: Context) -> Outcome:
             panels.append(Panel("epoch", words[name], series, title=f"{words[name]}, {depth} layers"))
     rates = "; ".join(f"{kind}: {', '.join(f'{t.rate:g}' for t in row)}" for kind, row in found.items())
     remarks = f"Learning rates by depth, of least last training loss: {rates}."
-    return Outcome(numbers, Picture(panels, values["caption"]), remarks)
+    return present(numbers, *panels, remarks=remarks)
 
 
 def measure_fig6(values: Values, context: Context) -> Outcome:
@@ -289,15 +286,7 @@ def measure_fig6(values: Values, context: Context) -> Outcome:
     epochs = epochs / values["evaluations"]
     learned = [points_over(name, epochs[1:], rows) for name, rows in curves.items()]
     ranks = [points_over(name, epochs, rows) for name, rows in ratios.items()]
-    panels = (
-        Panel("epoch", "training accuracy", learned, title="training"),
-        Panel("epoch", "r(H) of the last hidden layer", ranks, title="rank"),
-    )
-    caption = (
-        "Plain networks by their steps of pre-training, and batch norm from its usual start and from a one-sided one: "
-        "mean and 99% interval."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, learned, ranks)
 
 
 def _follow(

@@ -12,7 +12,7 @@ import torch
 
 from sounding.activations import resolve
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values
+from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.number import (
     DRAWN,
     Number,
@@ -26,7 +26,7 @@ from sounding.claims.number import (
     over_runs,
     slope_of,
 )
-from sounding.claims.picture import Panel, Picture, Series, level, over_widths, points_of
+from sounding.claims.picture import Panel, Series, level, points_of
 from sounding.claims.walk import measure_at, unit_features, unit_matrix, walk
 from sounding.measures import numerical_rank, participation_ratio, soft_rank
 from sounding.weights import draw_uniform
@@ -97,13 +97,12 @@ def measure_fig1(values: Values, context: Context) -> Outcome:
             series.append(Series(label, layers, np.log([n.value for n in points]), error=error))
         ends = [1, depth]
         series.append(level("ln √d (the order claimed)", ends, 0.5 * math.log(width), "paper"))
-        panels.append(Panel("layer", "ln of the rank", series, x_scale="log", title=f"γ = {gamma:g}"))
+        panels.append(Panel(series=series, title=f"γ = {gamma:g}"))
     numbers |= {
         "smallest_rank_with_batch_norm": lowest(n for name, n in numbers.items() if "with_" in name),
         "largest_rank_without_batch_norm": highest(n for name, n in numbers.items() if "without_" in name),
     }
-    caption = "Without a norm one direction is left; batch norm stops the fall above √d, at both strengths."
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, *panels)
 
 
 def measure_by_width(measure: Measure, values: Values, context: Context, *, offset: int, **chain: Any) -> list[Number]:
@@ -154,8 +153,7 @@ def measure_fig4(values: Values, context: Context) -> Outcome:
     numbers["smallest_r"] = lowest(every)
     series.append(Series("√d (linear networks' order)", widths, np.sqrt(widths), role="paper"))
     series.append(level("2 (theorem 5)", widths, 2.0))
-    panel = over_widths("average over depth of r(H)", widths, series, y_scale="log")
-    return Outcome(numbers, Picture((panel,), "At every γ, r lies above 2 and grows with the width at least like √d."))
+    return present(numbers, series)
 
 
 def measure_table1(values: Values, context: Context) -> Outcome:
@@ -190,12 +188,7 @@ def measure_table1(values: Values, context: Context) -> Outcome:
     series.append(Series("√d, linear (the paper)", widths, np.sqrt(widths), role="paper"))
     series.append(Series("d, tanh (the paper)", widths, widths, role="paper"))
     series.append(level("1: collapse", widths, 1.0))
-    panel = over_widths("mean soft rank at ½ over depth", widths, series, y_scale="log")
-    caption = (
-        "With batch norm linear and tanh networks keep a rank that grows with the width. Without it linear ones "
-        "collapse; tanh ones only where the state is kept so small that tanh is linear."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def ratio_of_moments(state: torch.Tensor) -> torch.Tensor:
@@ -235,9 +228,4 @@ def measure_theorem5(values: Values, context: Context) -> Outcome:
         "share_of_runs_raised_from_rank_one_in_two_layers": fraction_of(int(reached.sum()), reached.size),
     }
     series.append(level(f"{NEAR_ONE}: next to rank one", [1, depth], NEAR_ONE))
-    panel = Panel("layer", "r(H), mean and range over runs", series, x_scale="log")
-    caption = (
-        f"Of all layers of all runs with batch norm the smallest r is {numbers['smallest_r_of_all'].value:.2f}, and "
-        "the rank, a whole number, is at least r. Without a norm r falls to 1."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)

@@ -10,9 +10,9 @@ import torch
 from scipy import stats
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values
+from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.number import LEVEL, Number, exact, highest, lowest, over_runs, scaled
-from sounding.claims.picture import Panel, Picture, Series, points_of, points_over
+from sounding.claims.picture import Panel, Series, points_of, points_over
 from sounding.data import load_dataset
 from sounding.data.dataset import normalize
 from sounding.measures import mean_cosine
@@ -63,13 +63,8 @@ def measure_ranks(values: Values, context: Context) -> Outcome:
         if name in PRINTED_RANKS:
             table = [PRINTED_RANKS[name][n][0] if n in PRINTED_RANKS[name] else n for n in sizes]
             series.append(Series("table C.1", sizes, table, role="paper"))
-        panels.append(Panel("batch size n", "rank of XXᵀ", series, title=name))
-    caption = (
-        "Ranks of XXᵀ as matrix_rank counts them. In float32 singular values below n·1.2e-7 of the largest drown in "
-        "rounding, and the printed table comes out; in float64 every batch has the rank that its samples and pixels "
-        "allow."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+        panels.append(Panel(series=series, title=name))
+    return present(numbers, *panels)
 
 
 def _scatter(values: Array) -> Number:
@@ -132,12 +127,7 @@ def measure_cosines(values: Values, context: Context) -> Outcome:
     if known:
         series.append(Series("printed", places, list(known.values()), role="paper"))
     ticks = dict(zip(map(float, places), values["sets"], strict=True))
-    panel = Panel("data set", f"mean cosine of two samples in batches of {values['size']}", series, ticks=ticks)
-    caption = (
-        "Raw pixels are all positive, so samples point the same way; once mean and standard deviation of the data set "
-        "are taken off, as for training, most of that is gone."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, Panel(series=series, ticks=ticks))
 
 
 def excess_in_scatters(found: Array, printed: float) -> Number:

@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from sounding.claims.claim import Context, Outcome, Values, charted
+from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.number import GROUPS, exact, worst
-from sounding.claims.picture import LOG_LOG, Panel, Picture, Series
+from sounding.claims.picture import Series
 from sounding.claims.thesis2024.networks import draw_inputs
 from sounding.claims.walk import draw_normals, unit_features, walk
 from sounding.measures import isometry_gap
@@ -68,9 +68,7 @@ def measure_lemmaC_8(values: Values, context: Context) -> Outcome:
         for name, formula in (("printed", "c/(16d)"), ("corrected", "c²/(16d)"))
     ]
     series = [*shown, Series("1", values["levels"], [1.0] * len(values["levels"]), role="bound")]
-    panel = Panel("c", "largest |λ − 1| over c", series, **LOG_LOG)
-    caption = "A gap is quadratic in the eigenvalues' deviations, so c/(16d) leaves √(c/8)."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def measure_lemmaC_9(values: Values, context: Context) -> Outcome:
@@ -91,7 +89,7 @@ def measure_lemmaC_9(values: Values, context: Context) -> Outcome:
         "smallest_fall_over_bound_near": worst(torch.cat(near), np.min),
         "smallest_fall_over_bound_far": worst(torch.cat(far), np.min),
     }
-    return charted(numbers, "Fall of the gap over what the lemma promises: far above 1.", log=True)
+    return present(numbers)
 
 
 def measure_lemmaC_11(values: Values, context: Context) -> Outcome:
@@ -114,9 +112,7 @@ def measure_lemmaC_11(values: Values, context: Context) -> Outcome:
         "growth_of_mean_squared_with_logits": exact(norms["mean_squared"][-1] / norms["mean_squared"][0]),
     }
     series = [Series(name.replace("_", " "), values["sizes"], part) for name, part in norms.items()]
-    panel = Panel("standard deviation of the logits", "largest gradient norm of a sample", series, **LOG_LOG)
-    caption = "The gradient of the squared error grows with the logits, that of cross entropy does not."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def measure_jacobian(values: Values, context: Context) -> Outcome:
@@ -145,7 +141,7 @@ def measure_jacobian(values: Values, context: Context) -> Outcome:
     numbers = {name: worst(torch.cat(found[name])) for name in values["shown"] if name in found}
     if "layer_over_norm" in values["shown"]:
         numbers["layer_over_norm"] = worst(_layer_jacobians(values["widths"][0], values["draws"] // 20, generator))
-    return charted(numbers, "The largest over drawn batches; 1 is the bound.")
+    return present(numbers)
 
 
 def _layer_jacobians(d: int, count: int, generator: torch.Generator) -> torch.Tensor:
@@ -185,7 +181,7 @@ def measure_row_jacobian(values: Values, context: Context) -> Outcome:
         "multiplicity_over_d_squared_minus_1": exact(max(k / (d**2 - 1) for k, d in counted)),
         "multiplicity_over_d_minus_1": exact(min(k / (d - 1) for k, d in counted)),
     }
-    return charted(numbers, "The identity is that of d, not d², dimensions.")
+    return present(numbers)
 
 
 def measure_lemmaC_14(values: Values, context: Context) -> Outcome:
@@ -203,4 +199,4 @@ def measure_lemmaC_14(values: Values, context: Context) -> Outcome:
         mean = hit.reshape(values["inputs"], values["draws"]).mean(1)
         shares.append(mean / (512 * d**4 * first[:: values["draws"]].square()))
     numbers = {"largest_stopping_time_over_bound": worst(torch.cat(shares))}
-    return charted(numbers, "Layers until ψ ≤ 1/(16d), over the bound, from Gaussian batches.", log=True)
+    return present(numbers)

@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values
+from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.number import Number, exact
-from sounding.claims.picture import Panel, Picture, Series
+from sounding.claims.picture import Series
 from sounding.claims.thesis2024 import convergence
 from sounding.claims.thesis2024.convergence import RATES, CorrelationMap, grid, iterate, map_of, map_of_weights
 
@@ -109,13 +109,7 @@ def measure_decorrelation(values: Values, context: Context) -> Outcome:
         for sign, start in (("", 1 - NEARER), ("−", NEARER - 1))
         if start > 0 or keeps_minus_one(one)
     ]
-    title = f"{len(named)} activations, {values['random']} random maps"
-    panels = (
-        path,
-        Panel("layer ℓ", "distance to ±1, 1 − |ρ_ℓ|", leaving, y_scale="log", title="starts 1e-6 from a fixed point"),
-        convergence.cumulative("largest ratio of sequence to (5.6)", "share of kernel maps (%)", ratios, title),
-    )
-    return Outcome(numbers, Picture(panels, values["caption"]))
+    return present(numbers, path, leaving, convergence.cumulative(ratios), named=len(named))
 
 
 def measure_modulus(values: Values, context: Context) -> Outcome:
@@ -154,10 +148,4 @@ def measure_modulus(values: Values, context: Context) -> Outcome:
         Series("printed bound", rho, rho / (1 - np.abs(rho)) * rate, role="paper"),
         Series("corrected bound", rho, np.abs(rho) / (1 - np.abs(rho)) * rate, role="bound"),
     )
-    label = "largest ratio of sequence to the corrected bound"
-    title = f"{len(named)} activations, {values['random']} random maps"
-    panels = (
-        Panel("start ρ_0", "|ρ_1|", series, title=f"{first.name}, one layer"),
-        convergence.cumulative(label, "share of kernel maps (%)", by_sign[1], title),
-    )
-    return Outcome(numbers, Picture(panels, values["caption"]))
+    return present(numbers, series, convergence.cumulative(by_sign[1]), first=first.name, named=len(named))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ from scipy.optimize import brentq
 
 from sounding.activations.activation import Array
 from sounding.chain import simulate
-from sounding.claims.claim import Context, Outcome, Values, pick
+from sounding.claims.claim import Context, Outcome, Values, pick, present
 from sounding.claims.number import GROUPS, Number, apart_from, exact, extreme_of, highest, scaled, slope_of, student
-from sounding.claims.picture import Panel, Picture, Series, level, thin
+from sounding.claims.picture import Panel, Series, level, thin
 from sounding.encoding import fields_of
 from sounding.theory.bounds.kernel_maps import kernel_case, theorem_5_11
 from sounding.theory.kernel import kernel, normalized
@@ -200,11 +200,7 @@ def measure_contraction(values: Values, context: Context) -> Outcome:
         shown = np.maximum(np.sort(found)[thin(len(found), SHOWN)], 1e-4)  # a logarithmic axis takes no 0
         drawn.append(Series(f"{version} bound", np.linspace(0, 100, len(shown)), shown))
     drawn.append(level("never above 1", [0, 100], 1.0))
-    others = Panel(
-        "share of kernel maps (%)", "largest ratio of sequence to bound", drawn, y_scale="log",
-        title=f"{named} activations, {values['random']} random maps",
-    )  # fmt: skip
-    return Outcome(numbers, Picture((path, others), values["caption"]))
+    return present(numbers, path, drawn, named=named)
 
 
 def over_groups(found: Array, named: int, extreme: Callable[[Array], Any]) -> Number:
@@ -237,8 +233,7 @@ def draw_path(values: Values, context: Context) -> tuple[Panel, Number]:
     for version, role in (("printed", "paper"), ("corrected", "bound")):
         line = [row.value for row in bound(known, start, depth=depth, version=version)]  # type: ignore[arg-type]
         series.append(Series(f"{version} bound", layers, line, role=role))  # type: ignore[arg-type]
-    title = f"{name}, ρ_0 = {start:g}, width {values['width']}"
-    panel = Panel("layer ℓ", "|ρ_ℓ − ρ*|", series, y_scale="log", title=title)
+    panel = Panel(series=series, title=f"{name}, ρ_0 = {start:g}, width {values['width']}")
     return panel, apart_from(exact_path, mean, half, samples=values["runs"])
 
 
@@ -266,17 +261,14 @@ def measure_attractor(values: Values, context: Context) -> Outcome:
     rho = np.linspace(-1, 1, 31)
     series = [Series(f"{one.name} (κ)", rho, one.kappa(rho), role="theory") for one in activations]
     series.append(Series("ρ", [-1, 1], [-1, 1], role="bound"))
-    panel = Panel("correlation ρ", "κ(ρ)", series)
-    cases = cumulative("attracting fixed point ρ*", "share of maps (%)", np.array(places))
-    caption = "Each κ crosses the diagonal from above once: one fixed point attracts, and it is not negative."
-    return Outcome(numbers, Picture((panel, cases), caption))
+    return present(numbers, series, cumulative(np.array(places)))
 
 
-def cumulative(x_label: str, y_label: str, places: Array, title: str = "") -> Panel:
-    """How many of the maps lie below each place."""
+def cumulative(places: Array) -> tuple[Series]:
+    """How many of the maps lie below each place, in percent."""
     ordered = np.sort(places)
     kept = thin(len(ordered), SHOWN)
-    return Panel(x_label, y_label, (Series("maps", ordered[kept], 100 * (kept + 1) / len(ordered)),), title=title)
+    return (Series("maps", ordered[kept], 100 * (kept + 1) / len(ordered)),)
 
 
 def measure_normalized(values: Values, context: Context) -> Outcome:
@@ -287,8 +279,7 @@ def measure_normalized(values: Values, context: Context) -> Outcome:
         walked = walk_pair(values, context, name, norm=norm, depth=values["layers"], offset=index + 1)
         path = iterate(map_of(name, norm), np.array([values["start"]]), values["layers"])[:, 0]
         deviations.append(apart_from(path, *walked, samples=values["runs"]))
-    numbers = {**outcome.numbers, "chain_deviation": highest(deviations)}
-    return Outcome(numbers, outcome.picture)
+    return replace(outcome, numbers={**outcome.numbers, "chain_deviation": highest(deviations)})
 
 
 def polynomial_activation(weights: Array) -> Callable[[Any], Any]:
@@ -352,9 +343,8 @@ def measure_figure(values: Values, context: Context) -> Outcome:
             seen = (off > 2 * half) & (layers % 3 == 0)
             series.insert(0, Series("networks", layers[seen], off[seen], error=half[seen]))
             deviations.append(apart_from(path, mean, half, samples=values["runs"]))
-        panels.append(Panel("layer ℓ", "|ρ_ℓ − ρ*|", series, y_scale="log", title=title))
+        panels.append(Panel(series=series, title=title))
         curves.append(Series(f"{label} (κ)", rho, one.kappa(rho), role="theory"))
     numbers["chain_deviation"] = highest(deviations)
     curves.append(Series("ρ", [-1, 1], [-1, 1], role="bound"))
-    maps = Panel("correlation ρ", "κ(ρ)", curves, title="kernel maps")
-    return Outcome(numbers, Picture((maps, *panels), values["caption"]))
+    return present(numbers, curves, *panels)

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values
+from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.number import Number, highest, jackknife, jackknife_ratio, lowest, mean_of, mean_slope_of, scaled
-from sounding.claims.picture import LOG_LOG, Panel, Picture, Series, points_of, points_over
+from sounding.claims.picture import Panel, Series, points_of, points_over
 from sounding.claims.thesis2024 import networks
 from sounding.claims.thesis2024.networks import build_on_data, every_layer_log_norms, first_layer_log_norms
 from sounding.measures import gram, isometry_gap
@@ -69,12 +69,7 @@ def measure_weights(values: Values, context: Context) -> Outcome:
         Series("Gaussian weights (theory)", depths, line / math.log(10), role="theory"),
         against_depth("orthogonal weights", values, orthogonal),
     )
-    caption = (
-        f"{values['data']}, width and batch {values['width']}, batch norm without centring, {values['runs']} networks. "
-        "With Gaussian weights the gradient grows exponentially with depth (line: the rate of a width far above the "
-        "batch; here they are equal); with orthogonal weights it stays."
-    )
-    return Outcome(numbers, Picture((Panel("depth L", GRADIENT, series),), caption))
+    return present(numbers, series)
 
 
 def measure_degenerate(values: Values, context: Context) -> Outcome:
@@ -90,12 +85,7 @@ def measure_degenerate(values: Values, context: Context) -> Outcome:
         against_depth("repeated samples", values, repeated),
         against_depth("different samples", values, different),
     )
-    caption = (
-        f"{values['data']}, width and batch {values['width']}, orthogonal weights. With {values['distinct']} samples "
-        "that fill the batch in turn the gradient of the first layer grows exponentially with depth; with as many "
-        "samples as the batch has places it stays."
-    )
-    return Outcome(numbers, Picture((Panel("depth L", GRADIENT, series),), caption))
+    return present(numbers, series)
 
 
 @dataclass(frozen=True)
@@ -149,12 +139,8 @@ def measure_theorem_6_5(values: Values, context: Context) -> Outcome:
         "gaussian_layer_growth": lowest(cell.layer_growth for cell in gaussian),
         "largest_rise_over_bound": highest(cell.rise_over_bound for cell in orthogonal),
     }
-    panels = [Panel("depth L", GRADIENT, drawn, title=f"{law} weights") for law, drawn in series.items()]
-    caption = (
-        "With orthogonal weights depth does not enter, whatever width and input; with Gaussian ones "
-        f"(d ≥ {values['wide']}) the gradient grows exponentially with it."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+    panels = [Panel(series=drawn, title=f"{law} weights") for law, drawn in series.items()]
+    return present(numbers, *panels)
 
 
 def measure_shaping(values: Values, context: Context) -> Outcome:
@@ -176,12 +162,8 @@ def measure_shaping(values: Values, context: Context) -> Outcome:
             context.progress((2 * place + 1 + which) / 4)
         plain, shaped = gaps
         numbers[f"gap_{activation}_shaped_over_plain"] = jackknife_ratio(shaped, plain)
-        panels.append(Panel("depth L", GRADIENT, series, title=activation))
-    caption = (
-        f"{values['data']}, width and batch {values['width']}, orthogonal weights, centred batch norm. With gain 1 the "
-        "gradient of the first layer grows exponentially with depth; with gains that fall with the layer it stays."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+        panels.append(Panel(series=series, title=activation))
+    return present(numbers, *panels)
 
 
 def bulk_rates(
@@ -226,13 +208,8 @@ def measure_gain_law(values: Values, context: Context) -> Outcome:
         if math.isfinite(c2):
             front = math.exp(float(np.mean(np.log(excess.mean(0)) - c2 * np.log(gains))))
             series.append(Series(f"c₁α^{c2:.2f}, our fit", gains, [front * g**c2 for g in gains], role="paper"))
-        label = "R(α) − R(linear) [ln per layer]"
-        panels.append(Panel("gain α", label, series, title=activation, **LOG_LOG))
-    caption = (
-        f"{values['data']}, width and batch {values['width']}, depth {values['depth']}, one gain in all layers. The "
-        "rate falls with the gain at every layer, the steeper the smaller the gain: no one power law fits."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+        panels.append(Panel(series=series, title=activation))
+    return present(numbers, *panels)
 
 
 def _clear_points(label: str, gains: Sequence[float], rates: Sequence[Number]) -> Series:
@@ -288,12 +265,8 @@ def measure_gain_exponent(values: Values, context: Context) -> Outcome:
             f"{activation}_change_with_depth": jackknife_ratio((rates[..., -1] - rates[..., 0]).mean(0), mean[0]),
         }
         series = [points_over(f"depth {depth}", exponents, rates[..., column].T) for column, depth in enumerate(depths)]
-        panels.append(Panel("gain exponent", f"rate at layer {layer} [ln per layer]", series, title=activation))
-    caption = (
-        f"{values['data']}, width and batch {values['width']}: the rate at layer {layer} falls with the exponent k of "
-        "the gains ℓ^−k and hardly depends on the depth of the network."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+        panels.append(Panel(series=series, title=activation))
+    return present(numbers, *panels)
 
 
 def measure_nonlinearity(values: Values, context: Context) -> Outcome:
@@ -307,15 +280,7 @@ def measure_nonlinearity(values: Values, context: Context) -> Outcome:
         numbers |= {f"{activation}_slope": late_slope(values, logs), f"{activation}_gap": mean_of(gaps[:, -1])}
         gradients.append(against_depth(activation, values, logs))
         isometries.append(points_over(activation, depths, gaps))
-    panels = (
-        Panel("depth L", GRADIENT, gradients, title="gradients"),
-        Panel("depth L", "isometry gap of the last layer", isometries, y_scale="log", title="isometry"),
-    )
-    caption = (
-        f"{values['data']}, width and batch {values['width']}, orthogonal weights, centred batch norm (gaps in the "
-        "directions that centring leaves). Where the gap stays large, gradients grow exponentially with depth."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, gradients, isometries)
 
 
 def measure_centring(values: Values, context: Context) -> Outcome:
@@ -332,8 +297,4 @@ def measure_centring(values: Values, context: Context) -> Outcome:
         numbers[f"{name}_growth_over_square_of_width"] = mean_of(rates * narrow["width"] ** 2)
         series.append(against_depth(f"{name} batch norm", values, logs))
     numbers["difference_of_rises"] = mean_of(rises[0] - rises[1])
-    caption = (
-        f"{values['data']}, width and batch {values['width']}, linear networks with orthogonal weights: with and "
-        "without centring the gradient of the first layer is nearly the same at every depth shown."
-    )
-    return Outcome(numbers, Picture((Panel("depth L", GRADIENT, series),), caption))
+    return present(numbers, series)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from scipy.stats import ortho_group
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values
+from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.number import (
     GROUPS,
     Number,
@@ -30,7 +30,7 @@ from sounding.claims.number import (
     scaled,
     worst,
 )
-from sounding.claims.picture import Panel, Picture, Series, level, points_of, points_over, thin
+from sounding.claims.picture import Panel, Series, level, points_of, points_over, thin
 from sounding.claims.thesis2024.networks import draw_inputs, gaps_over_depth
 from sounding.measures import isometry, second_moment
 from sounding.theory.bounds.bound import Bound
@@ -89,16 +89,12 @@ def _least_of(lows: Sequence[Number]) -> Number:
     return dataclasses.replace(extreme_of([number.value for number in lows]), low=lowest(lows).low)
 
 
-def histogram(panels: Mapping[str, Array], caption: str) -> Picture:
+def ranked(logs: Array) -> tuple[Series, Series]:
     """Each batch's ratio, sorted, against its rank; the bound is the line 1."""
-    drawn = []
-    for title, logs in panels.items():
-        kept = np.sort(logs)[thin(len(logs), SHOWN)]
-        share = np.linspace(0, 100, len(kept))
-        # a degenerate batch has ln 0, which a logarithmic axis cannot show
-        series = (Series("batches", share, np.exp(np.maximum(kept, -12))), level("the bound", [0, 100], 1.0))
-        drawn.append(Panel("share of batches (%)", "isometry after / bound", series, title=title, y_scale="log"))
-    return Picture(drawn, caption)
+    kept = np.sort(logs)[thin(len(logs), SHOWN)]
+    share = np.linspace(0, 100, len(kept))
+    # a degenerate batch has ln 0, which a logarithmic axis cannot show
+    return Series("batches", share, np.exp(np.maximum(kept, -12))), level("the bound", [0, 100], 1.0)
 
 
 def measure_theorem_4_3(values: Values, context: Context) -> Outcome:
@@ -112,8 +108,7 @@ def measure_theorem_4_3(values: Values, context: Context) -> Outcome:
         "ratio_at_equal_norms": exact(float(tight.actual or 0.0) / tight.value, error=ROUNDING / 10),
         "median_ratio": middle(logs),
     }
-    caption = "Batches sorted by their ratio. None lies below the bound; at equal norms the bound is reached."
-    return Outcome(numbers, histogram({"projection onto the sphere": logs}, caption))
+    return present(numbers, ranked(logs))
 
 
 def measure_corollary_4_4(values: Values, context: Context) -> Outcome:
@@ -129,8 +124,7 @@ def measure_corollary_4_4(values: Values, context: Context) -> Outcome:
         "layer_norm_isometry_of_unit_vectors": exact(float(four.actual or 0.0), error=1e-12),
         "rms_norm_smallest_ratio": least(corrected),
     }
-    caption = "Layer norm centres each sample, which can lower isometry (below 1); RMS norm cannot."
-    return Outcome(numbers, histogram({"layer norm": printed, "RMS norm": corrected}, caption))
+    return present(numbers, ranked(printed), ranked(corrected))
 
 
 def measure_corollary_4_5(values: Values, context: Context) -> Outcome:
@@ -141,8 +135,7 @@ def measure_corollary_4_5(values: Values, context: Context) -> Outcome:
         "printed_share_violating": fraction_of(int(np.sum(printed < -ROUNDING)), len(printed)),
         "corrected_smallest_ratio": least(corrected),
     }
-    caption = "With ā = (1/n)Σa the bound exceeds the isometry of many batches; with ā = (1/d)Σa of none."
-    return Outcome(numbers, histogram({"ā = (1/n) Σ a": printed, "ā = (1/d) Σ a": corrected}, caption))
+    return present(numbers, ranked(printed), ranked(corrected))
 
 
 def measure_lemma_6_2(values: Values, context: Context) -> Outcome:
@@ -155,8 +148,7 @@ def measure_lemma_6_2(values: Values, context: Context) -> Outcome:
 
     logs = compare(values, context, rotated)
     numbers = {"smallest_ratio": least(logs), "median_ratio": middle(logs)}
-    caption = "Square batches, each under a rotation of its own, sorted by their ratio; the lemma holds for each."
-    return Outcome(numbers, histogram({"rotation, then batch norm": logs}, caption))
+    return present(numbers, ranked(logs))
 
 
 def rotate_many(inputs: Array, *, draws: int, context: Context, offset: int, norm: bool = True) -> Array:
@@ -217,9 +209,7 @@ def measure_theorem_6_3(values: Values, context: Context) -> Outcome:
         errors = [(row[2].high - row[2].value) * row[3] for row in chosen]
         series.append(Series(f"d = {width}", x, gains, error=errors))
         series.append(Series(f"d = {width} (bound)", x, [row[3] - 1 for row in chosen], role="bound"))
-    panel = Panel("isometry of X", "E I(BN(WX))/I(X) − 1", series, y_scale="log")
-    caption = "Points: the gain of one Haar layer in isometry; dotted: the least gain the theorem promises."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def measure_corollary_6_4(values: Values, context: Context) -> Outcome:
@@ -250,9 +240,7 @@ def measure_corollary_6_4(values: Values, context: Context) -> Outcome:
         gaps += x
         drawn += [points_of(f"{name}, d = {width}", x, row) for name, row in zip(("BN(WX)", "WX"), found, strict=True)]
     drawn.append(level("promised", [min(gaps), max(gaps)], 1.0))
-    panel = Panel("isometry gap of X", "fall of the gap over the promised one", drawn, x_scale="log", y_scale="symlog")
-    caption = "A rotation alone leaves the gap as it is (fall 0); with batch norm it falls by more than promised (1)."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, drawn)
 
 
 RELEASED_CONSTANT = 0.015  # C of Theorem 6.1 in the program behind the figure, set by hand
@@ -293,12 +281,7 @@ def measure_gap_decay(values: Values, context: Context) -> Outcome:
     numbers["rate_difference"] = mean_of(rates[0] - rates[-1])
     narrow, wide = (numbers[f"slope_{width}"] for width in (values["widths"][0], values["widths"][-1]))
     numbers["ratio_of_rates"] = ratio_of(scaled(narrow, -1.0), scaled(wide, -1.0))
-    panel = Panel("layer ℓ", "isometry gap", series, y_scale="log")
-    caption = (
-        "The gap falls exponentially, faster in narrow networks, at d/(d + 2) per layer (lines). Dashed: Theorem 6.1 "
-        f"with C = {RELEASED_CONSTANT}, a constant set by hand; the proof has 32, whose line would be flat here."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series, RELEASED_CONSTANT=RELEASED_CONSTANT)
 
 
 def needed_constant(gaps: Array, width: int) -> tuple[float, float]:
@@ -342,15 +325,8 @@ def measure_theorem_6_1(values: Values, context: Context) -> Outcome:
     series[values["widths"][0]].append(promised)
     numbers = {"needed_constant": largest_over_inputs([part for parts in needed.values() for part in parts])}
     numbers |= {f"needed_constant_{width}": largest_over_inputs(parts) for width, parts in needed.items()}
-    panels = [
-        Panel("layer ℓ", "isometry gap over that of the input", drawn, title=f"d = {width}", y_scale="log")
-        for width, drawn in series.items()
-    ]
-    caption = (
-        f"Each point is the mean over {each} inputs of the means over {runs} networks. The gap falls far faster than "
-        "Theorem 6.1 promises (dotted, nearly flat)."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+    panels = [Panel(series=drawn, title=f"d = {width}") for width, drawn in series.items()]
+    return present(numbers, *panels, each=each)
 
 
 def largest_over_inputs(parts: list[Array]) -> Number:

@@ -9,9 +9,9 @@ import torch
 
 from sounding.activations import resolve
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values, charted
+from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.number import DRAWN, Number, exact, fraction_of, mean_of, slope_of, worst
-from sounding.claims.picture import LOG_LOG, Panel, Picture, Series, points_of
+from sounding.claims.picture import Series, points_of
 from sounding.claims.walk import batch_norm, draw_normals, unit_matrix, walk, walk_in_law
 from sounding.measures import of_gram, orthogonality_gap
 from sounding.theory.integrals.hermite import expand, hermite_values
@@ -37,8 +37,7 @@ def measure_lemma4_2(values: Values, context: Context) -> Outcome:
         "isometry_of_twice_the_identity": exact(float(of_gram.isometry(2 * unit)), error=1e-12),
         "isometry_of_a_degenerate_matrix": exact(float(of_gram.isometry(torch.ones_like(unit)))),
     }
-    caption = "Isometry is scale-invariant, in [0, 1], 0 for degenerate matrices and 1 for multiples of I."
-    return charted(numbers, caption)
+    return present(numbers)
 
 
 def _hermite(x: Array, count: int) -> Array:
@@ -62,10 +61,8 @@ def measure_lemma5_6(values: Values, context: Context) -> Outcome:
         found = np.einsum("a,na,kab,b->nk", w, first, second, w)
         curves.append(float(np.abs(found - np.diag(rho ** np.arange(count))).max()))
     numbers = {"largest_deviation": exact(max(curves), error=1e-11)}
-    panel = Panel(
-        "correlation ρ", "largest deviation from ρⁿδ", (Series("by quadrature", values["correlations"], curves),)
-    )
-    return Outcome(numbers, Picture((panel,), f"Degrees up to {count - 1}: nothing but rounding is left."))
+    series = Series("by quadrature", values["correlations"], curves)
+    return present(numbers, [series], highest=count - 1)
 
 
 def measure_corollary5_7(values: Values, context: Context) -> Outcome:
@@ -83,7 +80,7 @@ def measure_corollary5_7(values: Values, context: Context) -> Outcome:
         "largest_deviation_from_phi_x_phi_x": exact(max(printed), error=1e-6),
         "largest_deviation_from_phi_x_phi_y": exact(max(meant), error=1e-6),
     }
-    return charted(numbers, "The series is the mean of φ(X)φ(Y); that of φ(X)φ(X) does not depend on ρ.")
+    return present(numbers)
 
 
 def measure_table5_2(values: Values, context: Context) -> Outcome:
@@ -106,7 +103,7 @@ def measure_table5_2(values: Values, context: Context) -> Outcome:
         "share_that_agree_on_linearity": fraction_of(sum(linear), len(linear)),
         "activations_that_disagree_on_linearity": exact(len(linear) - sum(linear)),
     }
-    return charted(numbers, "Mean and c₀, second moment and Σc², bend of φ and of κ say the same.")
+    return present(numbers)
 
 
 def follow_correlation(law: str, width: int, values: Values, generator: torch.Generator) -> Array:
@@ -144,9 +141,7 @@ def measure_kernel_sequence(values: Values, context: Context) -> Outcome:
         numbers[f"exponent_{law}"] = slope_of(np.log(values["widths"]), logs, stderr=spread, straight=False)
         numbers[f"squared_error_at_widest_{law}"] = errors[-1]
         series.append(points_of(law, values["widths"], errors))
-    panel = Panel("width d", "mean squared distance from the kernel sequence", series, **LOG_LOG)
-    caption = "Over the layers, by the law of the weights; variance 1/d in all of them."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def _draw_weights(law: str, runs: int, width: int, generator: torch.Generator) -> torch.Tensor:
@@ -174,8 +169,7 @@ def measure_lemmaA_8(values: Values, context: Context) -> Outcome:
     numbers = {"half_rate": mean_of(rates), "distance_at_the_end": mean_of(np.exp(logs[:, -1]))}
     layers = np.arange(1, depth + 1)
     series = (points_of("measured", layers[::4], [mean_of(np.exp(c)) for c in logs.T[::4]]),)
-    panel = Panel("layer", "|V − √((n−1)/n)|", series, y_scale="log")
-    return Outcome(numbers, Picture((panel,), "Without batch norm the gap goes to that of rank one, exponentially."))
+    return present(numbers, series)
 
 
 def measure_lemma3_3(values: Values, context: Context) -> Outcome:
@@ -218,9 +212,7 @@ def measure_lemma3_3(values: Values, context: Context) -> Outcome:
             "rate ln(d/n)/d of the lemma, scaled to the first", widths, series[0][0] * bound / bound[0], role="paper"
         ),
     ]
-    panel = Panel("width d", "total variation", shown, **LOG_LOG)
-    caption = "One layer widens the spread of the Gram matrix by a factor that does not depend on the width."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, shown)
 
 
 def _feature_norm(batch: torch.Tensor) -> torch.Tensor:
@@ -255,5 +247,4 @@ def measure_figure2_3(values: Values, context: Context) -> Outcome:
         if rows
     ]
     series.append(Series("d = (n − 28)^1.8 (the paper's line)", ns, (ns - 28.0) ** 1.8, role="paper"))
-    panel = Panel("batch size n", "width d", series, y_scale="log")
-    return Outcome(numbers, Picture((panel,), f"A₁(0.1α₀, {values['depth']}) in {values['runs']} runs of each cell."))
+    return present(numbers, series)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values
+from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.number import Number, highest, mean_of, mean_slope_of, scaled
-from sounding.claims.picture import LOG_LOG, Panel, Picture, Series, points_over, thin
+from sounding.claims.picture import Panel, Series, points_over, thin
 from sounding.claims.walk import walk_in_law
 from sounding.theory.batchnorm import batchnorm
 from sounding.theory.bounds.thesis2024 import theorem_3_2
@@ -115,12 +115,7 @@ def measure_observation(values: Values, context: Context) -> Outcome:
         points_over("batch norm", layers[shown], normed[:, shown]),
         Series("batch norm (theory, from G*)", layers, floor, role="theory"),
     )
-    panel = Panel("layer ℓ", "‖G_ℓ − G*‖_F", series, y_scale="log")
-    caption = (
-        f"Width {values['width']}, batch {size}. Without batch norm the distance to the mean field grows with depth; "
-        f"with it ({values['activation']}) the distance falls to a floor and stays there."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def measure_linear_fixed_point(values: Values, context: Context) -> Outcome:
@@ -143,9 +138,7 @@ def measure_linear_fixed_point(values: Values, context: Context) -> Outcome:
         Series("measured (theory)", order, claimed, role="theory"),
         Series("identity, as the paper says", order, np.ones(size), role="paper"),
     )
-    panel = Panel("index of the eigenvalue", "eigenvalue of the mean Gram matrix", series)
-    caption = "Centring leaves one eigenvalue at 0 and the others at n/(n − 1): G* is not the identity."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def measure_depth(values: Values, context: Context) -> Outcome:
@@ -172,12 +165,8 @@ def measure_depth(values: Values, context: Context) -> Outcome:
             Series(f"{name} (mean field and noise)", layers, np.hypot(path, noise), role="theory"),
             Series("Theorem 3.2, C = 1", layers, limit, role="bound"),
         )
-        panels.append(Panel("layer ℓ", "‖G_ℓ − G*‖_F", series, y_scale="log", title=name))
-    caption = (
-        f"Width {width}, batch {size}. The distance falls geometrically, then stays at the floor of a finite width; "
-        "the bound's constant is not given and set to 1."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+        panels.append(Panel(series=series, title=name))
+    return present(numbers, *panels)
 
 
 def measure_scaling(values: Values, context: Context) -> Outcome:
@@ -207,12 +196,7 @@ def measure_scaling(values: Values, context: Context) -> Outcome:
     power = -0.5 if over == "widths" else 1.0
     guide = values["guide"] * (x / x[0]) ** power  # the order of (3.9), which has no constant
     series.append(Series(f"slope {power:g}, eq. (3.9)", x, guide, role="paper"))
-    label = "width d" if over == "widths" else "batch size n"
-    ticks = {float(value): str(value) for value in values[over]}
-    panel = Panel(label, f"√E‖G_ℓ − G*‖_F² at ℓ = {depth}", series, ticks=ticks, **LOG_LOG)
-    fixed = f"batch {values['batch_size']}" if over == "widths" else f"width {values['width']}"
-    caption = f"Layer {depth}, {fixed}. Points: networks; lines: the theory to leading order in 1/√d; dashed: (3.9)."
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)
 
 
 def _spread(ratios: Array, errors: Array) -> Number:
@@ -322,9 +306,4 @@ def measure_concentration(values: Values, context: Context) -> Outcome:
         "width_exponent": mean_slope_of(np.log(values["widths"]), np.concatenate(by_run)),
         "near_pair_exponent": mean_slope_of(-np.log(values["pairs"]), np.array(torn).T),
     }
-    panel = Panel("layer ℓ", "‖G_ℓ − G*‖_F/(κ(G*)(1 − α)^(ℓ/2))", series, y_scale="log")
-    caption = (
-        f"Batch {values['batch_sizes'][0]}, width {values['wide']}, as long as the distance is above the noise of that "
-        "width: the constant that the first term needs, from three starts. It is largest in the first layers."
-    )
-    return Outcome(numbers, Picture((panel,), caption))
+    return present(numbers, series)

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from sounding.activations.activation import Array
-from sounding.claims.claim import Context, Outcome, Values, pick
+from sounding.claims.claim import Context, Outcome, Values, pick, present
 from sounding.claims.number import Number, highest, lowest, mean_of, over_runs, unfinished
-from sounding.claims.picture import Panel, Picture, Series, points_over, thin
+from sounding.claims.picture import Panel, Series, points_over, thin
 from sounding.claims.share import share
 from sounding.claims.train import curves_of, evenly, train_alike_
 from sounding.data import Dataset, load_dataset
@@ -95,14 +95,10 @@ def measure_accuracy(values: Values, context: Context) -> Outcome:
             for activation in ACTIVATIONS
             for curves, depth in ((found[activation, depth], depth) for depth in depths)
         ]
-        label = "training accuracy" if part == "train" else "test accuracy"
-        panels.append(Panel("step of SGD", label, series, title=part))
-    caption = (
-        f"{values['data']}, width {values['width']}, batch {values['batch_size']}, SGD at {values['learning_rate']:g}, "
-        f"gains ℓ^−{values['exponent']:g}, {values['seeds']} seeds: mean and 99% interval of each activation and "
-        "depth."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+        panels.append(
+            Panel(y_label="training accuracy" if part == "train" else "test accuracy", series=series, title=part)
+        )
+    return present(numbers, *panels)
 
 
 def _ratio(found: Curves, activation: str, look: int) -> Array:
@@ -234,16 +230,7 @@ def measure_bias(values: Values, context: Context) -> Outcome:
         points_over("before", layers, found.before[:, picked]),
         points_over(f"after training at {values['learning_rate']:g}", layers, found.after[:, picked]),
     ]
-    panels = (
-        Panel("layer", "isometry gap of the weights", gaps, y_scale="log", title="weights"),
-        Panel("layer", "Frobenius norm of the weights' gradient", gradients, y_scale="log", title="gradients"),
-    )
-    caption = (
-        f"{values['data']}, {activation}, {depth} layers of width {values['width']}, {values['steps']} steps. Lines: "
-        "the gap that steps of the same lengths make without preferred direction. At the smaller rate the middle "
-        "layers stay below it: their steps turn the weights more than they stretch them."
-    )
-    return Outcome(numbers, Picture(panels, caption))
+    return present(numbers, gaps, gradients, activation=activation, depth=depth)
 
 
 def measure_depths(values: Values, context: Context) -> Outcome:
@@ -269,13 +256,5 @@ def measure_depths(values: Values, context: Context) -> Outcome:
             shown = found.gaps if values["shown"] == "gaps" else found.after
             picked = thin(shown.shape[1], 9)
             series.append(points_over(f"{depth} layers", (picked + 2) / depth, shown[:, picked]))
-        label = "isometry gap of the weights" if values["shown"] == "gaps" else "Frobenius norm of the gradient"
-        panels.append(Panel("layer over depth", label, series, y_scale="log", title=activation))
-    what = "No layer's gradient vanishes, at any depth."
-    if values["shown"] == "gaps":
-        what = "The middle layers stay closest to orthogonal, the more so the deeper the network."
-    caption = (
-        f"{values['data']}, width {values['width']}, after {values['steps']} steps of SGD at "
-        f"{values['learning_rate']:g}. {what}"
-    )
-    return Outcome(numbers, Picture(panels, caption))
+        panels.append(Panel(series=series, title=activation))
+    return present(numbers, *panels)
