@@ -216,13 +216,13 @@ def graphed() -> dict[str, Any]:
 def _captures() -> bool:
     """Whether a residual layer was captured as a graph."""
     seen: list[bool] = []
-    original = gpu.Span.capture
+    original = gpu.Graphed.capture
 
-    def spy(span: gpu.Span) -> None:
+    def spy(span: gpu.Graphed) -> None:
         original(span)
         seen.append(span.graph is not None)
 
-    gpu.Span.capture = spy  # type: ignore[method-assign]
+    gpu.Graphed.capture = spy  # type: ignore[method-assign]
     try:
         for extra in ({"residual": 0.1}, {"activation": "tanh"}, {"weights": "orthogonal"}):
             chain.simulate(
@@ -230,5 +230,5 @@ def _captures() -> bool:
                 generator=torch.Generator().manual_seed(0), **extra,
             )  # fmt: skip
     finally:
-        gpu.Span.capture = original  # type: ignore[method-assign]
+        gpu.Graphed.capture = original  # type: ignore[method-assign]
     return all(seen)

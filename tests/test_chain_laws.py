@@ -15,7 +15,7 @@ from sounding import simulate
 from sounding.chain import engine
 from sounding.chain.law import ChainLaw, make_law
 from sounding.chain.lean import LeanChain
-from sounding.chain.observe import StateView, make_observer, observe
+from sounding.chain.observe import View, make_observer, observe
 from sounding.chain.step import Chains, Route, choose_route
 from tolerance import TOLERANCE, assert_within_standard_errors
 
@@ -102,7 +102,7 @@ def test_the_lean_loop_has_the_same_law(weights, options, route, dtype):
         chain.advance(draw, [law.gain.at(layer) for layer in range(1, LAYERS + 1)])
         states.append(torch.from_numpy(chain.state))
         scales.append(chain.log_scale)
-    snapshot = StateView(torch.stack(states), torch.tensor(scales, dtype=torch.float64), route)
+    snapshot = View(torch.stack(states), torch.tensor(scales, dtype=torch.float64), route)
     assert_same_law(reference, observe(snapshot, make_observer(MEASURES, law)).numpy(), str(options))
 
 

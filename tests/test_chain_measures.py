@@ -16,7 +16,7 @@ from sounding.chain import measure_names
 from sounding.chain.averages import BatchMeans
 from sounding.chain.inertia import count_by_blocks, count_by_pivots
 from sounding.chain.law import make_law
-from sounding.chain.observe import StateView, make_observer, observe
+from sounding.chain.observe import View, make_observer, observe
 from sounding.errors import UsageError
 from tolerance import TOLERANCE
 
@@ -26,7 +26,7 @@ OWN = ("orthogonality_gap_squared", "frobenius_squared", "mean_absolute_cosine")
 def measured(state: torch.Tensor, names: tuple[str, ...], *, route: str = "explicit") -> dict[str, torch.Tensor]:
     law = make_law(width=state.shape[-1], batch_size=state.shape[-2], centring=False)
     observer = make_observer(names, law)
-    values = observe(StateView(state, torch.zeros(len(state), dtype=torch.float64), route), observer)
+    values = observe(View(state, torch.zeros(len(state), dtype=torch.float64), route), observer)
     return {column.name: values[:, index] for index, column in enumerate(observer.columns)}
 
 

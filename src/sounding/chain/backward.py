@@ -17,17 +17,7 @@ import numpy as np
 import torch
 
 from sounding.activations.activation import Array
-from sounding.chain.engine import (
-    Clock,
-    Plan,
-    Progress,
-    Task,
-    check_finite,
-    count_workers,
-    draw_input,
-    make_tasks,
-    run_on_cores,
-)
+from sounding.chain.engine import Clock, Plan, Progress, Task, check_finite, count_workers, make_tasks, run_tasks
 from sounding.chain.observe import observe
 from sounding.chain.record import Record, Recorder
 from sounding.chain.simulation import Simulation, make_simulation
@@ -59,8 +49,8 @@ def simulate_backward(plan: Plan, *, generator: torch.Generator, progress: Progr
     # a cotangent needs the weights themselves: what the Gram route draws has their law on the way forward only
     plan = replace(plan, route="explicit")
     tasks = make_tasks(plan, generator=generator)
-    clock = Clock(count_workers(tasks), total=2 * plan.runs * plan.depth, progress=progress)
-    finished = run_on_cores(lambda task: _run_task(plan, task, clock), tasks, clock)
+    clock = Clock(count_workers(plan, tasks), total=2 * plan.runs * plan.depth, progress=progress)
+    finished = run_tasks(lambda task: _run_task(plan, task, clock), tasks, clock)
     pulls = [pull for pull in finished if pull is not None]
     if not pulls:
         raise InterruptedRun("interrupted before anything was measured")
@@ -104,8 +94,8 @@ def _run_task(plan: Plan, task: Task, clock: Clock) -> Pull | None:
     """One task forward and back; None when it was told to stop on the way, which leaves no gradient."""
     law = task.laws[0]
     with clock.setting_up():
-        state, generator = draw_input(plan, task)
-        chains = Chains([law] * task.runs, state, route="explicit", generator=generator)
+        state, generator = plan.draw_input(task)
+        chains = Chains(task.laws_of_chains, state, route="explicit", generator=generator)
         recorder = Recorder(plan, task)
         states, seeds = [chains.state.clone()], []
         if plan.device.type == "cuda":

@@ -14,15 +14,15 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
 from sounding.chain.inputs import ChainInput
 from sounding.chain.law import ChainLaw
-from sounding.chain.lean import LeanChain, block_length, is_small
+from sounding.chain.lean import OneByOne, is_small
 from sounding.chain.normals import Normals, make_normals
-from sounding.chain.observe import Observer, StateView, observe
+from sounding.chain.observe import Observer, observe
 from sounding.chain.record import Record, Recorder
 from sounding.chain.step import Chains, Route
 from sounding.errors import NumericalError
@@ -65,6 +65,12 @@ class Plan:
         """Whether a layer is looked at."""
         return layer % self.every == 0 and (self.profile or layer > self.burn_in)
 
+    def draw_input(self, task: Task) -> tuple[torch.Tensor, torch.Generator]:
+        """The input of a task's chains, and the generator that drew it and goes on."""
+        generator = torch.Generator(device=self.device).manual_seed(task.seed)
+        shape = {"chains": task.chains, "width": task.laws[0].width, "batch_size": task.laws[0].batch_size}
+        return self.input.draw(**shape, generator=generator, dtype=self.dtype), generator
+
 
 @dataclass(frozen=True)
 class Task:
@@ -74,6 +80,16 @@ class Task:
     positions: tuple[int, ...]
     runs: int
     seed: int
+
+    @property
+    def chains(self) -> int:
+        """How many chains run together."""
+        return len(self.laws) * self.runs
+
+    @property
+    def laws_of_chains(self) -> list[ChainLaw]:
+        """The law of every chain, law by law."""
+        return [law for law in self.laws for _ in range(self.runs)]
 
 
 class Clock:
@@ -85,7 +101,7 @@ class Clock:
         self.stop = threading.Event()
         self.total = total  # chain-layers in all, for reports of progress
         self._progress = progress
-        self._workers = workers  # threads that work at once: each spends its share of the time
+        self.workers = workers  # threads that work at once: each spends its share of the time
         self._began = time.perf_counter()
         self._early = 0.0 if began is None else self._began - began  # set-up of the main thread alone
         self._done: dict[int, int] = {}  # by thread, so that none waits for another to count
@@ -117,7 +133,7 @@ class Clock:
     @cached_property
     def times(self) -> tuple[float, float]:
         """Seconds of work and of set-up, as the wall saw them; the clock stands still from the first reading on."""
-        setup = sum(self._setup.values()) / self._workers
+        setup = sum(self._setup.values()) / self.workers
         return max(time.perf_counter() - self._began - setup, 1e-9), self._early + setup
 
 
@@ -129,16 +145,15 @@ def run_plan(
     tasks = make_tasks(plan, generator=generator)
     if plan.device.type == "cpu":
         _rehearse(plan)
-        clock = Clock(count_workers(tasks), total=plan.chain_layers, progress=progress, began=began)
-        results = _run_chains_on_cores(plan, tasks, clock)
-    else:
-        from sounding.chain.gpu import run_task_on_gpu
+    clock = Clock(count_workers(plan, tasks), total=plan.chain_layers, progress=progress, began=began)
+    ahead = _draws_ahead(plan, tasks)
 
-        clock = Clock(total=plan.chain_layers, progress=progress, began=began)
-        # one after another, each a large batch; an interrupt is noticed between blocks of layers
-        results = [run_task_on_gpu(plan, task, clock) for task in tasks if not clock.stop.is_set()]
+    def work(task: Task) -> list[Record]:
+        with ThreadPoolExecutor(1) as drawer:  # it starts no thread before something is drawn ahead
+            return run_task(plan, task, clock, drawer=drawer if ahead else None)
+
     by_law: list[list[Record]] = [[] for _ in plan.laws]
-    for task, records in zip(tasks, results, strict=False):
+    for task, records in zip(tasks, run_tasks(work, tasks, clock), strict=False):  # Ctrl-C leaves the last ones out
         for position, record in zip(task.positions, records, strict=True):
             by_law[position].append(record)
     return by_law, clock
@@ -172,78 +187,75 @@ def make_tasks(plan: Plan, *, generator: torch.Generator) -> list[Task]:
     return tasks
 
 
-def run_task(plan: Plan, task: Task, clock: Clock, *, drawer: ThreadPoolExecutor | None = None) -> list[Record]:
-    """Run one task's chains through the whole depth, or until told to stop; a `drawer` draws normals ahead."""
-    if is_small(task.laws[0], chains=len(task.laws) * task.runs, route=plan.route):
-        return _run_lean(plan, task, clock)
-    with clock.setting_up():
-        state, generator = draw_input(plan, task)
+class Way(Protocol):
+    """One of the ways of running the chains of a task; it has taken them to their input when it has been made."""
+
+    block: int  # the layers that it takes at once
+
+    @property
+    def state(self) -> torch.Tensor:
+        """The chains' states, or their Gram matrices where no state is formed."""
+
+    def look(self) -> torch.Tensor:
+        """The numbers of the plan's observer, (chains, columns)."""
+
+    def advance(self, layers: range) -> Sequence[tuple[int, torch.Tensor]]:
+        """Take the chains through these layers: those that the plan measures, with their numbers."""
+
+
+class Together:
+    """All chains of a task in one tensor, layer by layer."""
+
+    block = 1
+
+    def __init__(self, plan: Plan, task: Task, drawer: ThreadPoolExecutor | None) -> None:
+        state, generator = plan.draw_input(task)
         normals = make_normals(task.seed, generator=generator, dtype=plan.dtype, kept=2 if drawer else 1)
-        laws = [law for law in task.laws for _ in range(task.runs)]
-        law = laws[0]
         if drawer is not None:
             normals = _draw_ahead(drawer, normals)
-        chains = Chains(laws, state, route=plan.route, generator=generator, normals=normals)
-        recorder = Recorder(plan, task)
-        if plan.profile:
-            recorder.add(0, observe(chains, plan.observer))
-    layer = 0
-    while layer < plan.depth and not clock.stop.is_set():
-        layer += 1
-        chains.step(law.gain.at(layer))
-        if plan.measures_at(layer):
-            recorder.add(layer, observe(chains, plan.observer))
-        clock.add(len(laws))
-    check_finite(chains.state, layer)
-    return recorder.records(layer)
+        self.plan = plan
+        self.chains = Chains(task.laws_of_chains, state, route=plan.route, generator=generator, normals=normals)
 
+    @property
+    def state(self) -> torch.Tensor:
+        return self.chains.state
 
-def draw_input(plan: Plan, task: Task) -> tuple[torch.Tensor, torch.Generator]:
-    """The input of a task's chains, and the generator that drew it and goes on."""
-    generator = torch.Generator(device=plan.device).manual_seed(task.seed)
-    law, chains = task.laws[0], len(task.laws) * task.runs
-    shape = {"chains": chains, "width": law.width, "batch_size": law.batch_size}
-    return plan.input.draw(**shape, generator=generator, dtype=plan.dtype), generator
+    def look(self) -> torch.Tensor:
+        return observe(self.chains, self.plan.observer)
 
-
-def _run_lean(plan: Plan, task: Task, clock: Clock) -> list[Record]:
-    """The records of a task of few small chains: one by one within a block of layers, measured block by block."""
-    law = task.laws[0]
-    with clock.setting_up():
-        state, generator = draw_input(plan, task)
-        normals = make_normals(task.seed, generator=generator, dtype=plan.dtype)
-        chains = [LeanChain(law, one, route=plan.route) for one in state]
-        recorder = Recorder(plan, task)
-        if plan.profile:
-            scales = torch.tensor([chain.log_scale for chain in chains], dtype=torch.float64)
-            first = torch.stack([torch.from_numpy(chain.state) for chain in chains])
-            recorder.add(0, observe(StateView(first, scales, plan.route), plan.observer))
-    block = block_length(law, chains=len(chains), route=plan.route)
-    layer = 0
-    while layer < plan.depth and not clock.stop.is_set():
-        layers = range(layer + 1, min(layer + block, plan.depth) + 1)
-        gains = [law.gain.at(l) for l in layers]
-        shape = (len(chains), len(layers), law.batch_size if plan.route == "gram" else law.width, law.width)
-        if plan.route == "gram" or law.weights.invariance == "gaussian":
-            draws = normals(shape)
-        else:
-            draws = law.weights.draw(shape, generator=generator, dtype=plan.dtype, device="cpu")
-        looked = [index for index, l in enumerate(layers) if plan.measures_at(l)]
-        rows = []
-        for chain, draw in zip(chains, draws.numpy(), strict=True):
-            states, logs = chain.advance(draw, gains)
-            if looked:
-                scales = torch.tensor([logs[index] for index in looked], dtype=torch.float64)
-                seen = torch.from_numpy(states[looked])
-                rows.append(observe(StateView(seen, scales, plan.route), plan.observer))
-        values = torch.stack(rows, dim=1) if rows else torch.empty(0)
-        for position, index in enumerate(looked):
-            recorder.add(layers[index], values[position])
+    def advance(self, layers: range) -> list[tuple[int, torch.Tensor]]:
         layer = layers[-1]
-        clock.add(len(chains) * len(layers))
-    for chain in chains:
-        check_finite(torch.from_numpy(chain.state), layer)
+        self.chains.step(self.chains.law.gain.at(layer))
+        return [(layer, self.look())] if self.plan.measures_at(layer) else []
+
+
+def run_task(plan: Plan, task: Task, clock: Clock, *, drawer: ThreadPoolExecutor | None = None) -> list[Record]:
+    """Run one task's chains through the whole depth, or until told to stop; a `drawer` draws normals ahead."""
+    with clock.setting_up():
+        way = _find_way(plan, task, drawer)
+        recorder = Recorder(plan, task)
+        if plan.profile:
+            recorder.add(0, way.look())
+    layer = 0
+    while layer < plan.depth and not clock.stop.is_set():
+        layers = range(layer + 1, min(layer + way.block, plan.depth) + 1)
+        for measured, values in way.advance(layers):
+            recorder.add(measured, values)
+        layer = layers[-1]
+        clock.add(task.chains * len(layers))
+    check_finite(way.state, layer)
     return recorder.records(layer)
+
+
+def _find_way(plan: Plan, task: Task, drawer: ThreadPoolExecutor | None) -> Way:
+    """The fastest way to run a task."""
+    if plan.device.type != "cpu":
+        from sounding.chain.gpu import Graphed, Stream, can_stream
+
+        return Stream(plan, task) if can_stream(plan) else Graphed(plan, task)
+    if is_small(task.laws[0], chains=task.chains, route=plan.route):
+        return OneByOne(plan, task)
+    return Together(plan, task, drawer)
 
 
 def check_finite(state: torch.Tensor, layer: int) -> None:
@@ -256,20 +268,20 @@ def check_finite(state: torch.Tensor, layer: int) -> None:
         )
 
 
-def count_workers(tasks: Sequence[Task]) -> int:
-    """Threads that share the tasks."""
-    return max(1, min(torch.get_num_threads(), len(tasks)))
+def count_workers(plan: Plan, tasks: Sequence[Task]) -> int:
+    """Threads that share the tasks: those of the CPU, or one, which gives a GPU one large batch after the other."""
+    return max(1, min(torch.get_num_threads(), len(tasks))) if plan.device.type == "cpu" else 1
 
 
-def run_on_cores(work: Callable[[Task], Result], tasks: Sequence[Task], clock: Clock) -> list[Result]:
-    """Each task's result; Ctrl-C sets the clock's `stop`. Torch releases the interpreter lock inside its operations."""
+def run_tasks(work: Callable[[Task], Result], tasks: Sequence[Task], clock: Clock) -> list[Result]:
+    """Each task's result. Ctrl-C sets the clock's `stop`, and those that had not begun are left out."""
     cores = torch.get_num_threads()
 
     def work_alone(task: Task) -> Result:
         torch.set_num_threads(1)
         return work(task)
 
-    with ThreadPoolExecutor(count_workers(tasks)) as pool:
+    with ThreadPoolExecutor(clock.workers) as pool:  # torch releases the interpreter lock inside its operations
         futures = [pool.submit(work_alone, task) for task in tasks]
         waiting = set(futures)
         try:
@@ -280,26 +292,22 @@ def run_on_cores(work: Callable[[Task], Result], tasks: Sequence[Task], clock: C
                 clock.report()
         except BaseException as error:
             clock.stop.set()
+            for future in futures:
+                future.cancel()
             if not isinstance(error, KeyboardInterrupt):
                 raise
         finally:
             wait(futures)
             torch.set_num_threads(cores)  # a thread's own setting is also what threads born later inherit
-    return [future.result() for future in futures]
+    return [future.result() for future in futures if not future.cancelled()]
 
 
-def _run_chains_on_cores(plan: Plan, tasks: Sequence[Task], clock: Clock) -> list[list[Record]]:
-    """The records of all tasks, on the CPU; a single large task draws its next normals in a second thread."""
+def _draws_ahead(plan: Plan, tasks: Sequence[Task]) -> bool:
+    """Whether a second thread draws the next normals: for a single large task on a CPU that has a core to spare."""
     law = plan.laws[0]
     drawn = law.width * (law.batch_size if plan.route == "gram" else law.width) * tasks[0].runs
-    single = len(tasks) == 1 and torch.get_num_threads() > 1 and law.weights.invariance == "gaussian"
-    ahead = single and drawn >= WORTH_OVERLAPPING
-
-    def work(task: Task) -> list[Record]:
-        with ThreadPoolExecutor(1) as drawer:  # it starts no thread before something is drawn ahead
-            return run_task(plan, task, clock, drawer=drawer if ahead else None)
-
-    return run_on_cores(work, tasks, clock)
+    single = len(tasks) == 1 and plan.device.type == "cpu" and torch.get_num_threads() > 1
+    return single and law.weights.invariance == "gaussian" and drawn >= WORTH_OVERLAPPING
 
 
 def _draw_ahead(drawer: ThreadPoolExecutor, normals: Normals) -> Normals:

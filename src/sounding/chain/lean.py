@@ -7,7 +7,7 @@ of layers at once, and the block's states are measured together, as if they were
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,7 +16,12 @@ from scipy.linalg import lapack
 
 from sounding.chain.factor import DEPENDENT_FLOAT32, DEPENDENT_FLOAT64, find_repeats
 from sounding.chain.law import SCALE_LIMIT, ChainLaw
+from sounding.chain.normals import make_normals
+from sounding.chain.observe import View, observe
 from sounding.chain.step import Route
+
+if TYPE_CHECKING:
+    from sounding.chain.engine import Plan, Task
 
 Matrix = NDArray[Any]
 
@@ -34,10 +39,44 @@ def is_small(law: ChainLaw, *, chains: int, route: Route) -> bool:
     return chains <= FEW_CHAINS and drawn <= SMALL_CHAIN and chains * drawn <= SMALL_TASK
 
 
-def block_length(law: ChainLaw, *, chains: int, route: Route) -> int:
-    """Layers per block: as many as keep the numbers drawn and the states within a cache."""
-    drawn = law.width * max(law.batch_size, law.width if route == "explicit" else 0)
-    return max(1, min(256, BLOCK_NUMBERS // (chains * drawn)))
+class OneByOne:
+    """A task of few small chains: one by one within a block of layers, measured block by block."""
+
+    def __init__(self, plan: Plan, task: Task) -> None:
+        self.plan, self.law = plan, task.laws[0]
+        inputs, self.generator = plan.draw_input(task)
+        self.normals = make_normals(task.seed, generator=self.generator, dtype=plan.dtype)
+        self.chains = [LeanChain(self.law, one, route=plan.route) for one in inputs]
+        drawn = self.law.width * max(self.law.batch_size, self.law.width if plan.route == "explicit" else 0)
+        # as many layers as keep the numbers drawn and the states within a cache
+        self.block = max(1, min(256, BLOCK_NUMBERS // (task.chains * drawn)))
+
+    @property
+    def state(self) -> torch.Tensor:
+        return torch.stack([torch.from_numpy(chain.state) for chain in self.chains])
+
+    def look(self) -> torch.Tensor:
+        scales = torch.tensor([chain.log_scale for chain in self.chains], dtype=torch.float64)
+        return observe(View(self.state, scales, self.plan.route), self.plan.observer)
+
+    def advance(self, layers: range) -> list[tuple[int, torch.Tensor]]:
+        plan, law = self.plan, self.law
+        gains = [law.gain.at(layer) for layer in layers]
+        rows_drawn = law.batch_size if plan.route == "gram" else law.width
+        shape = (len(self.chains), len(layers), rows_drawn, law.width)
+        if plan.route == "gram" or law.weights.invariance == "gaussian":
+            draws = self.normals(shape)
+        else:
+            draws = law.weights.draw(shape, generator=self.generator, dtype=plan.dtype, device="cpu")
+        looked = [index for index, layer in enumerate(layers) if plan.measures_at(layer)]
+        rows = []
+        for chain, draw in zip(self.chains, draws.numpy(), strict=True):
+            states, logs = chain.advance(draw, gains)
+            if looked:
+                scales = torch.tensor([logs[index] for index in looked], dtype=torch.float64)
+                rows.append(observe(View(torch.from_numpy(states[looked]), scales, plan.route), plan.observer))
+        values = torch.stack(rows, dim=1) if looked else ()
+        return [(layers[index], found) for index, found in zip(looked, values, strict=True)]
 
 
 class LeanChain:

@@ -82,43 +82,35 @@ def make_observer(measures: tuple[str, ...], law: ChainLaw) -> Observer:
     return Observer(tuple(columns), ratios)
 
 
-def observe(chains: Chains | StateView, observer: Observer) -> torch.Tensor:
-    """(chains, columns) in float64."""
-    view = View(chains, spectral=observer.needs_spectrum)
-    return torch.stack([VALUES[column.measure](view, column.parameter) for column in observer.columns], dim=-1)
-
-
 @dataclass
-class StateView:
-    """States (chains, samples, features) kept aside, measured like chains."""
+class View:
+    """States (chains, samples, features), and what is measured of them, each computed when first asked for."""
 
     state: torch.Tensor
     log_scale: torch.Tensor
     route: Route
-    _gram: torch.Tensor | None = None
+    known_gram: Callable[[], torch.Tensor] | None = None  # of chains that need their Gram matrix for the next layer too
+    spectral: bool = False  # whether the spectrum is computed anyway
 
+    @property
+    def samples(self) -> int:
+        return self.state.shape[-2]
+
+    @property
+    def width(self) -> int:
+        return self.state.shape[-1]
+
+    @cached_property
     def gram(self) -> torch.Tensor:
         """HHᵀ in float64."""
-        if self._gram is None:
-            self._gram = _product(self.state)
-        return self._gram
-
-
-class View:
-    """The small second moment of a state and its spectrum, each computed when first asked for."""
-
-    def __init__(self, chains: Chains | StateView, *, spectral: bool) -> None:
-        self.chains = chains
-        self.gram = chains.gram
-        self.samples, self.width = chains.state.shape[-2:]
-        self.spectral = spectral  # whether the spectrum is computed anyway
+        return _product(self.state) if self.known_gram is None else self.known_gram()
 
     @cached_property
     def moment(self) -> torch.Tensor:
         """HHᵀ/n or HᵀH/n, whichever is smaller: they share their eigenvalues up to zeros."""
-        state, size = self.chains.state, min(self.samples, self.width)
-        if self.samples <= self.width and (self.spectral or size <= LARGE or self.chains.route == "gram"):
-            return self.gram() / self.samples
+        state, size = self.state, min(self.samples, self.width)
+        if self.samples <= self.width and (self.spectral or size <= LARGE or self.route == "gram"):
+            return self.gram / self.samples
         rows = state if self.samples <= self.width else state.mT
         exact = self.spectral or size <= LARGE or state.dtype == torch.float64
         return (_product(rows) if exact else _sliced_product(rows)) / self.samples
@@ -126,8 +118,8 @@ class View:
     @property
     def coarse_moment(self) -> torch.Tensor:
         """The moment as the state's own precision gives it, where nothing finer is at hand: for counting."""
-        state = self.chains.state
-        if "moment" in vars(self) or state.dtype == torch.float64 or self.chains.route == "gram":
+        state = self.state
+        if "moment" in vars(self) or state.dtype == torch.float64 or self.route == "gram":
             return self.moment
         rows = state if self.samples <= self.width else state.mT.contiguous()
         return multiply_each(rows, rows).div_(self.samples)
@@ -136,8 +128,8 @@ class View:
     def amplitudes(self) -> torch.Tensor:
         """Singular values of H/√n, descending: of the rows for float64, where the Gram matrix would lose digits."""
         found: torch.Tensor
-        if self.chains.state.dtype == torch.float64:
-            found = singular_values(self.chains.state) / self.samples**0.5
+        if self.state.dtype == torch.float64:
+            found = singular_values(self.state) / self.samples**0.5
         else:
             found = eigenvalues(self.moment).clamp_min(0).sqrt()
         return found
@@ -149,12 +141,12 @@ class View:
     @property
     def resolution(self) -> float:
         """Singular values below this share of the largest are rounding of the state's own numbers."""
-        return of_spectrum.resolution(max(self.samples, self.width), dtype=self.chains.state.dtype)
+        return of_spectrum.resolution(max(self.samples, self.width), dtype=self.state.dtype)
 
     @property
     def degenerate(self) -> float | None:
         """Eigenvalues below this share of the largest make a batch degenerate; None is the measures' default."""
-        return None if self.chains.state.dtype == torch.float64 else DEPENDENT_FLOAT32
+        return None if self.state.dtype == torch.float64 else DEPENDENT_FLOAT32
 
 
 def _soft_rank(view: View, threshold: float) -> torch.Tensor:
@@ -166,9 +158,9 @@ def _soft_rank(view: View, threshold: float) -> torch.Tensor:
 
 def _squared_row_norms(view: View) -> torch.Tensor:
     """Tr(diag(M²)²) of M = HᵀH/n."""
-    features = view.chains.state.double()
+    features = view.state.double()
     # with G = HHᵀ and h_j the features, (M²)_jj = h_jᵀ G h_j / n²
-    rows = (features * (view.gram() @ features)).sum(dim=-2) / view.samples**2
+    rows = (features * (view.gram @ features)).sum(dim=-2) / view.samples**2
     return rows.square().sum(dim=-1)
 
 
@@ -184,22 +176,29 @@ SPECTRAL: dict[str, Callable[[View, float], torch.Tensor]] = {
 }
 VALUES: dict[str, Callable[[View, float], torch.Tensor]] = {
     **SPECTRAL,
-    "mean_cosine": lambda v, _: of_gram.mean_cosine(v.gram()),
-    "gradient_alignment": lambda v, _: of_gram.gradient_alignment(v.gram()),
-    "mean_absolute_cosine": lambda v, _: of_gram.gradient_alignment(v.gram()),
-    "distinct_share": lambda v, _: of_gram.distinct_share(v.gram()),
+    "mean_cosine": lambda v, _: of_gram.mean_cosine(v.gram),
+    "gradient_alignment": lambda v, _: of_gram.gradient_alignment(v.gram),
+    "mean_absolute_cosine": lambda v, _: of_gram.gradient_alignment(v.gram),
+    "distinct_share": lambda v, _: of_gram.distinct_share(v.gram),
     "soft_rank": _soft_rank,
     "participation_ratio": lambda v, _: of_gram.ratio_of(v.moment),
     "orthogonality_gap": lambda v, _: of_gram.gap_of(v.moment, samples=v.samples),
     "orthogonality_gap_squared": lambda v, _: of_gram.gap_of(v.moment, samples=v.samples).square(),
     "frobenius_squared": lambda v, _: v.moment.square().sum(dim=(-2, -1)),
     "log_norm": lambda v, _: (
-        of_gram.half_log(torch.diagonal(v.moment, dim1=-2, dim2=-1).sum(dim=-1) * v.samples) + v.chains.log_scale
+        of_gram.half_log(torch.diagonal(v.moment, dim1=-2, dim2=-1).sum(dim=-1) * v.samples) + v.log_scale
     ),
     # rank2020 Definition 3 divides the average of the numerator by that of the denominator, Tr(M³)
     "regularity_numerator": lambda v, _: _squared_row_norms(v),
     "regularity_denominator": lambda v, _: (v.moment @ v.moment * v.moment).sum(dim=(-2, -1)),
 }
+
+
+def observe(chains: Chains | View, observer: Observer) -> torch.Tensor:
+    """(chains, columns) in float64."""
+    view = chains if isinstance(chains, View) else View(chains.state, chains.log_scale, chains.route, chains.gram)
+    view.spectral = observer.needs_spectrum
+    return torch.stack([VALUES[column.measure](view, column.parameter) for column in observer.columns], dim=-1)
 
 
 def _product(rows: torch.Tensor) -> torch.Tensor:
