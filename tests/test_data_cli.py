@@ -20,7 +20,11 @@ def tiny(monkeypatch, tmp_path):
     files = {**tiny_idx("")[1], **tiny_cifar("")[1]}
     with serving(files) as home:
         entries = {entry.name: entry for entry in (tiny_idx(home.url)[0], tiny_cifar(home.url)[0])}
-        monkeypatch.setattr(catalogue, "CATALOGUE", entries)
+        # the dictionary itself is changed, since modules that were imported before hold it
+        for name in list(catalogue.CATALOGUE):
+            monkeypatch.delitem(catalogue.CATALOGUE, name)
+        for name, entry in entries.items():
+            monkeypatch.setitem(catalogue.CATALOGUE, name, entry)
         monkeypatch.setattr(download, "PAUSE", 0.0)
         monkeypatch.setenv("SOUNDING_DATA", str(tmp_path))
         yield home, tmp_path

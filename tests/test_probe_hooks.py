@@ -137,8 +137,10 @@ def test_a_check_is_forgotten_without_the_garbage_collector() -> None:
     gc.collect()
     gc.disable()
     try:
+        # other tests of this process may still hold the graphs, and with them the taps, of theirs
+        before = {id(one) for one in gc.get_objects() if type(one) is Tap or type(one) is GuestTap}
         sounding.check(model, inputs)
         left = [one for one in gc.get_objects() if type(one) is Tap or type(one) is GuestTap]
     finally:
         gc.enable()
-    assert not left
+    assert not [one for one in left if id(one) not in before]

@@ -39,6 +39,8 @@ class Batch:
         for name, value in named.items():
             if not isinstance(value, Tensor) or not value.is_floating_point() or value.dim() != 2:
                 continue
+            if value.layout is not torch.strided:  # a sparse tensor knows no mean over rows
+                continue
             sizes = value.detach().double().square().mean(0).sqrt()
             column, size = int(sizes.argmax()), float(sizes.max())
             if size > best:
