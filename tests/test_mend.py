@@ -109,6 +109,20 @@ def test_a_weight_is_drawn_anew_by_the_law_of_its_siblings(family: str, spoil: C
     assert all(torch.equal(parameter, others[n]) for n, parameter in model.named_parameters() if n != name)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "bert", "llama"])
+def test_where_no_sibling_follows_a_law_all_are_drawn_by_the_configurations(family: str) -> None:
+    """Queries and keys times 60 in every block: the audit names one of them, and none may serve as the model."""
+    model, _, _ = hf(SPECS[family])
+    healthy = kinds(model)
+    wanted = ("attn.c_attn.weight", "q_proj.weight", "k_proj.weight", "query.weight", "key.weight")
+    spoiled = {name: weight.data.mul_(60) for name, weight in model.named_parameters() if name.endswith(wanted)}
+    changes = redraw_(model, generator=draw())
+    assert {change.name for change in changes.changed} == set(spoiled)
+    assert kinds(model) == healthy
+    for weight in spoiled.values():
+        assert abs(float(weight.std()) / 0.02 - 1) < TOLERANCE.standard_errors / (2 * weight.numel()) ** 0.5
+
+
 def test_a_weight_without_siblings_gets_the_law_of_its_kind() -> None:
     """Four layers of other shapes by He, the last one times 50: it is drawn by He for its own fan."""
     torch.manual_seed(0)

@@ -8,7 +8,7 @@ without the d × d matrix.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -70,20 +70,47 @@ def draw_one_sided(shape: tuple[int, ...], *, generator: Any, dtype: Any, device
     return torch.rand(shape, generator=generator, dtype=dtype, device=device).mul_(2 * math.sqrt(3))
 
 
-def draw_orthogonal(shape: tuple[int, ...], *, generator: Any, dtype: Any, device: Any) -> torch.Tensor:
-    """Haar-distributed orthogonal matrices times √width, so that an entry has unit variance.
+def haar_frame(
+    rows: int,
+    columns: int,
+    *,
+    count: Sequence[int] = (),
+    generator: Any = None,
+    dtype: Any = None,
+    device: Any = None,
+) -> torch.Tensor:
+    """Matrices of the Haar law: uniform among those with orthonormal rows (rows ≤ columns) or columns.
 
-    The Q of a Gaussian matrix's QR decomposition is Haar only once the signs of R's diagonal are moved into it
-    (Mezzadri 2007); LAPACK's own signs are not uniform.
+    QR of a Gaussian matrix, each column times the sign of R's diagonal: without the signs the law depends on the QR
+    routine and is not Haar (Mezzadri 2007).
+
+    Args:
+        rows, columns: of each matrix.
+        count: how many there are, as the leading axes of the result.
+        generator: source of randomness.
+        dtype: by default float64.
+        device: by default the generator's.
+
+    >>> import torch
+    >>> frame = haar_frame(2, 5)
+    >>> torch.allclose(frame @ frame.T, torch.eye(2, dtype=torch.float64))
+    True
     """
     import torch
 
-    q, r = torch.linalg.qr(draw_gaussian(shape, generator=generator, dtype=dtype, device=device))
+    device = device if device is not None or generator is None else generator.device
+    tall = (*count, max(rows, columns), min(rows, columns))
+    q, r = torch.linalg.qr(draw_gaussian(tall, generator=generator, dtype=dtype or torch.float64, device=device))
     # not torch.sign, which is 0 at 0
-    signs = torch.where(torch.diagonal(r, dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(dtype)
-    # rows of Q have length 1: entries have variance 1/width
-    scaled: torch.Tensor = q * signs.unsqueeze(-2) * math.sqrt(shape[-1])
-    return scaled
+    frame: torch.Tensor = q * torch.where(torch.diagonal(r, dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(q).unsqueeze(-2)
+    return frame if rows >= columns else frame.mT  # QR gives orthonormal columns of a tall matrix
+
+
+def draw_orthogonal(shape: tuple[int, ...], *, generator: Any, dtype: Any, device: Any) -> torch.Tensor:
+    """Haar-distributed orthogonal matrices times √width, so that an entry has unit variance."""
+    *count, rows, columns = shape
+    # rows of length 1 have entries of variance 1/width
+    return haar_frame(rows, columns, count=count, generator=generator, dtype=dtype, device=device) * math.sqrt(columns)
 
 
 LAWS = {

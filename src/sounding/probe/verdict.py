@@ -58,7 +58,7 @@ def judge_reading(
 
 def conclude(reading: Reading, findings: Sequence[Finding]) -> Verdict:
     """The verdict that these findings give, and without one of high severity what was measured."""
-    possible = [keep_possible(_finite(finding), reading) for finding in findings]
+    possible = keep_possible([_finite(finding) for finding in findings], reading)
     found = tuple(sorted(possible, key=lambda finding: SEVERITIES[finding.severity]))
     theory = tuple(finding for finding in found if finding.kind in get_args(TheoryKind))
     found = tuple(finding for finding in found if finding not in theory)

@@ -14,6 +14,7 @@ from sounding.probe.calls import named_parameters
 from sounding.profile import Profile, Row
 from sounding.reader.laws import is_chance, survey_law
 from sounding.theory.signal.description import Law
+from sounding.weights import haar_frame
 
 SOURCE = "redraw"
 CUT = 2.0  # standard deviations at which a truncated Gaussian is cut, and the variance that is left of 1
@@ -53,7 +54,7 @@ def draw(weight: Tensor, law: Law, *, generator: torch.Generator) -> Tensor:
     shape, scale = weight.shape, math.sqrt(law.variance)
     held = weight.detach().to("cpu", torch.float64)
     if law.shape == "orthogonal":
-        return _orthogonal(len(weight), weight.shape[1], generator) * math.sqrt(max(shape) * law.second_moment)
+        return haar_frame(len(weight), weight.shape[1], generator=generator) * math.sqrt(max(shape) * law.second_moment)
     kept = held != 0
     if law.shape == "other":
         entries = held[kept]
@@ -67,14 +68,6 @@ def draw(weight: Tensor, law: Law, *, generator: torch.Generator) -> Tensor:
         cut = math.erf(CUT / math.sqrt(2))
         unit = math.sqrt(3) * even if law.shape == "uniform" else math.sqrt(2 / LEFT) * torch.erfinv(cut * even)
     return kept * (law.mean + scale * unit)
-
-
-def _orthogonal(rows: int, columns: int, generator: torch.Generator) -> Tensor:
-    """A matrix from the Haar law whose rows or columns, whichever are fewer, are orthonormal."""
-    noise = torch.randn(max(rows, columns), min(rows, columns), dtype=torch.float64, generator=generator)
-    frame, corner = torch.linalg.qr(noise)
-    turned: Tensor = frame * corner.diagonal().sign()  # without these signs the law is that of the routine, not Haar's
-    return turned if rows >= columns else turned.T
 
 
 def with_bands(profile: Profile, drawn: Sequence[Profile]) -> Profile:

@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from sounding.errors import UsageError
 from sounding.probe.state import unwrap
-from sounding.repair.changes import Change, Changes, Untouched
+from sounding.repair.changes import Change, Untouched
+from sounding.repair.cure import Steps, cure
 from sounding.repair.layers import NameFilter, left_out, weight_of, width_of
-from sounding.repair.snapshot import all_or_nothing
 
 QUERY_KEY = re.compile(r"^(q|k|query|key|to_q|to_k|wq|wk)(_?proj|_lin)?$", re.IGNORECASE)
 # layers that give out queries, keys and values one behind the other; others (query_key_value) mix them by heads
@@ -25,13 +25,14 @@ SIZES = ("head_dim", "attention_head_size", "head_size", "dim_head")
 EPS = 1e-6  # under the root of a mean square, as in LLaMA's norms
 
 
+@cure
 def qk_norm_(
     model: nn.Module,
     *,
     heads: int | None = None,
     include: NameFilter = None,
     exclude: NameFilter = None,
-) -> Changes:
+) -> Steps:
     """Divide queries and keys by their root mean square, head by head, times a trainable scale of 1 at the start.
 
     Scores are then at most √d times the product of the scales, whatever the weights become (Henry et al. 2020;
@@ -46,26 +47,26 @@ def qk_norm_(
         UsageError: no attention is known, or none whose heads are.
     """
     root = unwrap(model)
-    changed: list[Change] = []
+    attentions = [
+        (name, module, parts)
+        for name, module in root.named_modules()
+        if (parts := _parts(module)) or isinstance(module, nn.MultiheadAttention)
+    ]
     untouched: list[Untouched] = []
-    with all_or_nothing(model):
-        for name, module in list(root.named_modules()):
-            parts = _parts(module)
-            if not parts and not isinstance(module, nn.MultiheadAttention):
-                continue
-            filtered = left_out(name, module, include, exclude)
-            why = filtered or _normalize(module, parts, heads, getattr(root, "config", None))
-            if why:
-                untouched.append(Untouched(name, why))
-            else:
-                changed.append(Change(name, "queries and keys", "as they come", "divided by their root mean square"))
-    if not changed:
+    for name, module, parts in attentions:
+        filtered = left_out(name, module, include, exclude)
+        why = filtered or _normalize(module, parts, heads, getattr(root, "config", None))
+        if why:
+            untouched.append(Untouched(name, why))
+        else:
+            yield Change(name, "queries and keys", "as they come", "divided by their root mean square")
+    if len(untouched) == len(attentions):
         why = f": {untouched[0].name}: {untouched[0].reason}" if untouched else ""
         raise UsageError(
             f"found no attention in {type(root).__name__} whose queries and keys are known{why}",
             hint="heads=..., or layers called q_proj and k_proj, query and key, qkv or c_attn",
         )
-    return Changes("qk_norm", tuple(changed), tuple(untouched))
+    yield from untouched
 
 
 class NormalizedAttention(nn.MultiheadAttention):

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sounding.errors import NumericalError, UsageError
-from sounding.repair.changes import Change, Changes, Untouched
+from sounding.repair.changes import Change, Untouched
+from sounding.repair.cure import Steps, cure
 from sounding.repair.layers import (
     CONVOLUTIONS,
     TRANSPOSED,
@@ -27,29 +28,12 @@ from sounding.repair.layers import (
     weight_of,
 )
 from sounding.repair.passes import Inputs, call_model, check_inputs, hooked
-from sounding.repair.snapshot import all_or_nothing, undisturbed
+from sounding.repair.snapshot import undisturbed
+from sounding.weights import haar_frame
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
 Gain = float | Mapping[str, float] | Callable[[str, int], float]
-
-
-def haar_frame(rows: int, columns: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """A rows × columns matrix, uniform among those with orthonormal rows (rows ≤ columns) or columns, in float64.
-
-    QR of a Gaussian matrix, each column times the sign of R's diagonal: without the signs the law depends on the QR
-    routine and is not Haar (Mezzadri 2007).
-
-    >>> frame = haar_frame(2, 5)
-    >>> torch.allclose(frame @ frame.T, torch.eye(2, dtype=torch.float64))
-    True
-    """
-    device = generator.device if generator is not None else None
-    tall = torch.randn(max(rows, columns), min(rows, columns), dtype=torch.float64, generator=generator, device=device)
-    q, r = torch.linalg.qr(tall)
-    diagonal = torch.diagonal(r)
-    frame: Tensor = q * torch.where(diagonal < 0, -1.0, 1.0).to(q)
-    return frame if rows >= columns else frame.T  # QR gives orthonormal columns of a tall matrix
 
 
 def orthogonal_init_(layer: nn.Module, *, gain: float = 1.0, generator: torch.Generator | None = None) -> nn.Module:
@@ -89,6 +73,7 @@ def orthogonal_init_(layer: nn.Module, *, gain: float = 1.0, generator: torch.Ge
     return layer
 
 
+@cure
 def haar_(
     model: nn.Module,
     *,
@@ -96,7 +81,7 @@ def haar_(
     include: NameFilter = None,
     exclude: NameFilter = None,
     generator: torch.Generator | None = None,
-) -> Changes:
+) -> Steps:
     """Haar-orthogonal weights for every Linear and convolution layer (thesis2024, chapter 6).
 
     With batch norm and near-linear activations the gradient norm then stays bounded at any depth (Theorem 6.5), where
@@ -115,7 +100,7 @@ def haar_(
         orthogonal_init_(layer, gain=float(value), generator=generator)
         return f"rms {rms(weight_of(layer)):.3g}, orthogonal, gain {value:g}"
 
-    return set_weights("haar", model, fill, include=include, exclude=exclude)
+    return set_weights(model, fill, include=include, exclude=exclude)
 
 
 def _square_kept(rows: int, columns: int, gain: float, generator: torch.Generator | None) -> Tensor:
@@ -162,6 +147,7 @@ def _phase_taps(size: int, stride: int, dilation: int) -> list[int]:
     return list(taps.values())
 
 
+@cure
 def xavier_(
     model: nn.Module,
     *,
@@ -169,7 +155,7 @@ def xavier_(
     include: NameFilter = None,
     exclude: NameFilter = None,
     generator: torch.Generator | None = None,
-) -> Changes:
+) -> Steps:
     """Gaussian weights of variance gain² · 2/(fan_in + fan_out), zero biases (Glorot and Bengio 2010)."""
 
     def deviation(layer: nn.Module) -> float:
@@ -178,9 +164,10 @@ def xavier_(
         fan_out = fan_in(layer) * weight.shape[0] / weight[0].numel() * weight[0, 0].numel()
         return gain * math.sqrt(2.0 / (fan_in(layer) + fan_out))
 
-    return set_weights("xavier", model, _gaussian(deviation, generator), include=include, exclude=exclude)
+    return set_weights(model, _gaussian(deviation, generator), include=include, exclude=exclude)
 
 
+@cure
 def he_(
     model: nn.Module,
     *,
@@ -188,12 +175,13 @@ def he_(
     include: NameFilter = None,
     exclude: NameFilter = None,
     generator: torch.Generator | None = None,
-) -> Changes:
+) -> Steps:
     """Gaussian weights of variance gain²/fan_in, zero biases (He et al. 2015); gain √2 is ReLU's."""
     fill = _gaussian(lambda layer: gain / math.sqrt(fan_in(layer)), generator)
-    return set_weights("he", model, fill, include=include, exclude=exclude)
+    return set_weights(model, fill, include=include, exclude=exclude)
 
 
+@cure
 def lsuv_(
     model: nn.Module,
     inputs: Inputs,
@@ -203,7 +191,7 @@ def lsuv_(
     include: NameFilter = None,
     exclude: NameFilter = None,
     generator: torch.Generator | None = None,
-) -> Changes:
+) -> Steps:
     """Layer-sequential unit variance (Mishkin and Matas 2016): orthogonal weights rescaled to unit output variance.
 
     The published programs measure in evaluation mode, where batch norm is the identity at initialization; here the pass
@@ -226,7 +214,7 @@ def lsuv_(
                 break
             weight_of(layer).div_(math.sqrt(variance))
 
-    return set_as_reached("lsuv", model, inputs, fill, include=include, exclude=exclude)
+    return set_as_reached(model, inputs, fill, include=include, exclude=exclude)
 
 
 def _gaussian(
@@ -246,40 +234,31 @@ def _gaussian(
 
 
 def set_weights(
-    method: str,
-    model: nn.Module,
-    fill: Callable[[nn.Module, str, int], str],
-    *,
-    include: NameFilter,
-    exclude: NameFilter,
-) -> Changes:
-    """The changes of a cure that needs no signal: it sets the weights of all layers that it may change, or of none.
+    model: nn.Module, fill: Callable[[nn.Module, str, int], str], *, include: NameFilter, exclude: NameFilter
+) -> Steps:
+    """The steps of a cure that needs no signal: it sets the weight of every layer that it may change.
 
     `fill` sets a layer's weight, given its name and its place among the changed ones, and says what it has become.
     """
     layers, untouched = select_layers(model, include=include, exclude=exclude)
-    changed = []
-    with all_or_nothing(model), torch.no_grad():
-        for index, (name, layer) in enumerate(layers):
-            before = f"rms {rms(weight_of(layer)):.3g}"
-            changed.append(Change(name, "weight", before, fill(layer, name, index)))
-    return Changes(method, tuple(changed), tuple(untouched))
+    for index, (name, layer) in enumerate(layers):
+        before = f"rms {rms(weight_of(layer)):.3g}"
+        yield Change(name, "weight", before, fill(layer, name, index))
+    yield from untouched
 
 
 def set_as_reached(
-    method: str,
     model: nn.Module,
     inputs: Inputs,
     fill: Callable[[nn.Module, Tensor, str], None],
     *,
     include: NameFilter,
     exclude: NameFilter,
-    left: Sequence[Untouched] = (),
-) -> Changes:
-    """The changes of a cure that sets each layer by what reaches it, through the layers that are set already.
+) -> Steps:
+    """The steps of a cure that sets each layer by what reaches it, through the layers that are set already.
 
     One forward pass does it all, in training mode and without a trace but the weights. `fill` gets a layer, its input
-    and its name; `left` are layers that the cure leaves alone for reasons of its own.
+    and its name.
     """
     check_inputs(inputs)
     layers, untouched = select_layers(model, (nn.Linear, *CONVOLUTIONS), include=include, exclude=exclude)
@@ -294,12 +273,8 @@ def set_as_reached(
         fill(module, arguments[0], name)
         changed[name] = Change(name, "weight", before, f"rms {rms(weight_of(module)):.3g}")
 
-    with (
-        all_or_nothing(model),
-        undisturbed(model),
-        torch.no_grad(),
-        hooked([module.register_forward_pre_hook(set_weight) for _, module in layers]),
-    ):
+    with undisturbed(model), hooked([module.register_forward_pre_hook(set_weight) for _, module in layers]):
         call_model(model, inputs)
-    untouched += [Untouched(name, "the forward pass did not call it") for name, _ in layers if name not in changed]
-    return Changes(method, tuple(changed.values()), (*untouched, *left))
+    yield from changed.values()
+    yield from untouched
+    yield from (Untouched(name, "the forward pass did not call it") for name, _ in layers if name not in changed)

@@ -25,20 +25,17 @@ FROZEN = "it is frozen (requires_grad is False)"
 T = TypeVar("T")
 
 
-def matches(name: str, module: nn.Module, pattern: NameFilter) -> bool:
-    """Whether a name filter (glob, globs or predicate) takes this module."""
-    if pattern is None:
-        return False
-    if callable(pattern):
-        return bool(pattern(name, module))
-    globs = [pattern] if isinstance(pattern, str) else list(pattern)  # a string is a sequence of letters otherwise
-    return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
-
-
 def left_out(name: str, module: nn.Module, include: NameFilter, exclude: NameFilter) -> str | None:
     """Why the filters of a cure leave a module alone, None where they take it."""
-    taken = include is None or matches(name, module, include)
-    return None if taken and not matches(name, module, exclude) else "left out by the name filter"
+
+    def takes(pattern: NameFilter) -> bool:
+        if pattern is None or callable(pattern):
+            return pattern is not None and bool(pattern(name, module))
+        globs = [pattern] if isinstance(pattern, str) else pattern  # a string is a sequence of letters otherwise
+        return any(fnmatch.fnmatchcase(name, glob) for glob in globs)
+
+    taken = include is None or takes(include)
+    return None if taken and not takes(exclude) else "left out by the name filter"
 
 
 def sort_out(
@@ -48,11 +45,6 @@ def sort_out(
     found = [(name, one, why(name, one)) for name, one in named]
     chosen = [(name, one) for name, one, reason in found if reason is None]
     return chosen, [Untouched(name, reason) for name, _, reason in found if reason is not None]
-
-
-def named_leaves(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every module once, by its first name in the user's own model; a bare layer is called by its class."""
-    return [(name or type(model).__name__, module) for name, module in unwrap(model).named_modules()]
 
 
 def why_not(module: nn.Module) -> str | None:
@@ -93,19 +85,17 @@ def select_layers(
     seen: dict[int, str] = {}
 
     def reason(name: str, module: nn.Module) -> str | None:
-        if include is not None and not matches(name, module, include):
-            return "not included by the name filter"
-        if matches(name, module, exclude):
-            return "excluded by the name filter"
-        if not set(kinds) & set(WEIGHT_LAYERS):
-            return None
+        filtered = left_out(name, module, include, exclude)
+        if filtered or not isinstance(module, WEIGHT_LAYERS):  # a norm without a weight can be changed, too
+            return filtered
         weight = getattr(module, "weight", None)
         why = why_not(module) or (f"its weight is tied to {seen[id(weight)]}" if id(weight) in seen else None)
         if why is None:
             seen[id(weight)] = name
         return why
 
-    leaves = named_leaves(model)
+    # a bare layer has no name in itself
+    leaves = [(name or type(model).__name__, module) for name, module in unwrap(model).named_modules()]
     # a quantized layer has a method in place of the tensor
     untouched = [
         Untouched(name, "its weights are quantized")

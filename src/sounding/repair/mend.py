@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from sounding.errors import UsageError
 from sounding.probe.records import FindingKind
 from sounding.probe.state import unwrap
+from sounding.probe.thresholds import THRESHOLDS
 from sounding.reader.redraw import draw
-from sounding.repair.changes import Change, Changes, Untouched
+from sounding.repair.changes import Change, Untouched
+from sounding.repair.cure import Steps, cure
 from sounding.repair.layers import FROZEN, NameFilter, left_out, rms, sort_out
-from sounding.repair.snapshot import all_or_nothing
-from sounding.start.findings import find_all, find_copies
+from sounding.start.findings import find_all, find_copies, off_laws
 from sounding.start.laws import configured_scale, known_laws, name_law
 from sounding.start.parameters import WEIGHTS, Parameter, Start, take_stock
 from sounding.theory.signal.description import Law
@@ -32,21 +33,24 @@ MENDS: dict[str, tuple[FindingKind, ...]] = {
     "reset_norms": ("norm_weight", "large_bias", "parameter_not_finite", "never_written"),
     "scale_embeddings": ("odd_scale",),
 }
+CONFIGURED = "the configuration's"  # the name of its law among the known ones
+DEPTH_LAWS = ("√(2L)", "√L", "DeepNorm")  # how the names of laws end that shrink with the depth of the network
 Mend = Callable[[nn.Module, Parameter, Start], str]
 
 
+@cure
 def redraw_(
     model: nn.Module,
     *,
     include: NameFilter = None,
     exclude: NameFilter = None,
     generator: torch.Generator | None = None,
-) -> Changes:
+) -> Steps:
     """Draw weights anew by the law of their siblings, or of their kind where siblings do not tell.
 
-    The law of siblings is that of the one in the middle by scale. The law of a kind is the one that most others of the
-    kind in this network follow, or the configuration's standard deviation; a network that has neither gets PyTorch's
-    default.
+    The law of siblings is that of the one in the middle by scale, of those that follow a known law at all. The law of a
+    kind is the configuration's standard deviation, or the one that most others of the kind in this network follow; a
+    network that has neither gets PyTorch's default.
 
     Args:
         include: layers to draw anew; by default those whose weights the audit names: not finite, never written,
@@ -63,13 +67,14 @@ def redraw_(
     return _mend("redraw", model, (*WEIGHTS, "vector"), mend, include, exclude)
 
 
+@cure
 def unclone_(
     model: nn.Module,
     *,
     include: NameFilter = None,
     exclude: NameFilter = None,
     generator: torch.Generator | None = None,
-) -> Changes:
+) -> Steps:
     """Draw anew, each by its own law, every weight that starts as the copy of another; the first one stays.
 
     Args:
@@ -79,15 +84,15 @@ def unclone_(
     chosen, untouched = _allowed(root, [one for one, _ in find_copies(take_stock(root))], include, exclude)
     if not chosen:
         raise UsageError("expected weights that are copies of others, got none", hint="sounding.audit(model)")
-    source, changed = _generator(generator), []
-    with all_or_nothing(model), torch.no_grad():
-        for one in chosen:
-            one.tensor.copy_(draw(one.tensor, replace(one.law, mean=0.0), generator=source))
-            changed.append(Change(one.name, "weight", "a copy", f"rms {rms(one.tensor):.3g}, a draw of its own"))
-    return Changes("unclone", tuple(changed), tuple(untouched))
+    source = _generator(generator)
+    for one in chosen:
+        one.tensor.copy_(draw(one.tensor, replace(one.law, mean=0.0), generator=source))
+        yield Change(one.name, "weight", "a copy", f"rms {rms(one.tensor):.3g}, a draw of its own")
+    yield from untouched
 
 
-def zero_biases_(model: nn.Module, *, include: NameFilter = None, exclude: NameFilter = None) -> Changes:
+@cure
+def zero_biases_(model: nn.Module, *, include: NameFilter = None, exclude: NameFilter = None) -> Steps:
     """Set biases to zero.
 
     Args:
@@ -103,7 +108,8 @@ def zero_biases_(model: nn.Module, *, include: NameFilter = None, exclude: NameF
     return _mend("zero_biases", model, ("bias",), mend, include, exclude)
 
 
-def reset_norms_(model: nn.Module, *, include: NameFilter = None, exclude: NameFilter = None) -> Changes:
+@cure
+def reset_norms_(model: nn.Module, *, include: NameFilter = None, exclude: NameFilter = None) -> Steps:
     """Set scales of norms to one and their shifts to zero; a norm that multiplies by 1 + weight gets a weight of zero.
 
     Args:
@@ -119,9 +125,10 @@ def reset_norms_(model: nn.Module, *, include: NameFilter = None, exclude: NameF
     return _mend("reset_norms", model, ("norm weight", "norm bias"), mend, include, exclude)
 
 
+@cure
 def scale_embeddings_(
     model: nn.Module, *, std: float | None = None, include: NameFilter = None, exclude: NameFilter = None
-) -> Changes:
+) -> Steps:
     """Multiply embeddings so that their standard deviation is the usual one of their place.
 
     Usual is what the configuration says; else 1/√width where the embedding is also the output, so that logits behind a
@@ -148,7 +155,11 @@ def law_for(one: Parameter, start: Start) -> tuple[Law, str]:
     siblings = [
         other
         for other in start.siblings(one)
-        if other.finite and not other.constant and other.tensor.shape == one.tensor.shape
+        # a sibling that no law fits has the same fault
+        if other.finite
+        and not other.constant
+        and other.tensor.shape == one.tensor.shape
+        and not is_lawless(other, start)
     ]
     if siblings and one.kind != "vector":
         middle = median_low([other.scale for other in siblings])  # a value that one of them has
@@ -156,21 +167,27 @@ def law_for(one: Parameter, start: Start) -> tuple[Law, str]:
         if not (one.finite and one.fits(middle)):  # siblings with the very same scale share the fault
             law = model.law if model.law.shape != "other" else Law(model.law.second_moment)
             return replace(law, mean=0.0, variance=law.second_moment), f"the law of {model.name}"
+    if one.kind == "vector":
+        return Law(0.02**2), "0.02"  # a vector has no fan to scale by; as transformers draw theirs
+    if one.kind == "embedding":
+        return Law(_usual_embedding(one, start) ** 2), "the usual law of an embedding"
     laws = known_laws(one, start)
     names = Counter(
         name
         for other in start.parameters
         if other.kind == one.kind and other.group != one.group and (name := name_law(other, start)) in laws
-    )
-    asked = configured_scale(start.config)
-    if one.kind == "vector":
-        return Law(0.02**2), "0.02"  # a vector has no fan to scale by; as transformers draw theirs
-    if one.kind == "embedding":
-        return Law(_usual_embedding(one, start) ** 2), "the usual law of an embedding"
-    usual = names.most_common(1)[0][0] if names else "the configuration's" if asked else "PyTorch's default"
+        and not name.endswith(DEPTH_LAWS)  # which are for the ends of branches alone
+    )  # fmt: skip
+    common = names.most_common(1)[0][0] if names else "PyTorch's default"
+    usual = CONFIGURED if CONFIGURED in laws else common
     # as the initializers of that name draw
     shape = "uniform" if usual in ("PyTorch's default", "Xavier") else "gaussian"
     return Law(laws[usual] ** 2, shape=shape), usual
+
+
+def is_lawless(one: Parameter, start: Start) -> bool:
+    """Whether the scale of a drawn weight is far from every known law of its kind."""
+    return one.kind in WEIGHTS and one.scale > 0 and off_laws(one, start) >= THRESHOLDS.odd_scale
 
 
 def _usual_embedding(one: Parameter, start: Start) -> float:
@@ -185,28 +202,31 @@ def _usual_embedding(one: Parameter, start: Start) -> float:
 
 def _mend(
     method: str, model: nn.Module, kinds: tuple[str, ...], mend: Mend, include: NameFilter, exclude: NameFilter
-) -> Changes:
+) -> Steps:
     """Mend the parameters that a filter takes or else those that the audit names, until it names no more."""
     root = unwrap(model)
     modules = dict(root.named_modules())
-    changed: dict[str, Change] = {}
+    changed: set[str] = set()
     untouched: dict[str, Untouched] = {}
-    with all_or_nothing(model), torch.no_grad():
-        while True:  # what is mended may let the audit see what it hid
-            start = take_stock(root)
-            told = {finding.parameter for finding in find_all(start) if finding.kind in MENDS[method]}
-            wanted = [
-                one for one in start.parameters
-                if one.kind in kinds and one.name not in changed and (include is not None or one.name in told)
-                and not (method == "redraw" and one.kind == "embedding" and one.finite and not one.constant)
-            ]  # fmt: skip
-            chosen, left = _allowed(root, wanted, include, exclude)
-            untouched |= {one.name: one for one in left}
-            for one in chosen:
-                before = f"rms {one.scale:.3g}" if one.finite else "not finite"
-                changed[one.name] = Change(one.name, one.kind, before, mend(modules[one.layer], one, start))
-            if include is not None or not chosen:
-                break
+    while True:  # what is mended may let the audit see what it hid
+        start = take_stock(root)
+        told = {finding.parameter for finding in find_all(start) if finding.kind in MENDS[method]}
+        # the audit names one parameter for all siblings that no law fits
+        places = {one.group for one in start.parameters if one.name in told and is_lawless(one, start)}
+        told |= {one.name for one in start.parameters if one.group in places and is_lawless(one, start)}
+        wanted = [
+            one for one in start.parameters
+            if one.kind in kinds and one.name not in changed and (include is not None or one.name in told)
+            and not (method == "redraw" and one.kind == "embedding" and one.finite and not one.constant)
+        ]  # fmt: skip
+        chosen, left = _allowed(root, wanted, include, exclude)
+        untouched |= {one.name: one for one in left}
+        for one in chosen:
+            before = f"rms {one.scale:.3g}" if one.finite else "not finite"
+            yield Change(one.name, one.kind, before, mend(modules[one.layer], one, start))
+        changed.update(one.name for one in chosen)
+        if include is not None or not chosen:
+            break
     if not changed:
         why = next(iter(untouched.values()), None)
         raise UsageError(
@@ -214,7 +234,7 @@ def _mend(
             + (f" that may be changed ({why.name}: {why.reason})" if why else ""),
             hint="include='*', which takes them all",
         )
-    return Changes(method, tuple(changed.values()), tuple(untouched.values()))
+    yield from untouched.values()
 
 
 def _allowed(

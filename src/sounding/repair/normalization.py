@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from sounding.errors import UsageError
 from sounding.probe.state import unwrap
-from sounding.repair.changes import Change, Changes, Untouched
+from sounding.repair.changes import Change, Untouched
+from sounding.repair.cure import Steps, cure, on_copy
 from sounding.repair.initializers import set_weights
 from sounding.repair.layers import (
     BATCH_NORMS,
@@ -34,13 +35,14 @@ from sounding.repair.norm_layers import (
     put_norm_after_,
 )
 from sounding.repair.passes import Inputs, call_flow, check_inputs
-from sounding.repair.snapshot import all_or_nothing, on_copy, undisturbed
+from sounding.repair.snapshot import undisturbed
 
 CHANNEL_NORMS = (*BATCH_NORMS, nn.GroupNorm, ChannelRMSNorm)
 LAST_AXIS_NORMS = (nn.LayerNorm, nn.RMSNorm, FeatureBatchNorm)
 NORMS = (*CHANNEL_NORMS, *LAST_AXIS_NORMS)
 
 
+@cure
 def add_batchnorm_(
     model: nn.Module,
     inputs: Inputs,
@@ -48,7 +50,7 @@ def add_batchnorm_(
     kind: Kind = "batch",
     include: NameFilter = None,
     exclude: NameFilter = None,
-) -> Changes:
+) -> Steps:
     """Put a normalization between each linear map and what follows it, except the last and those that have one.
 
     Batch norm keeps the rank of representations at √width and more where plain networks collapse to rank one
@@ -79,57 +81,54 @@ def add_batchnorm_(
     normed = {id(giver) for _, giver in taken}
     last = None if include is not None or not given else given[-1][0]
     chosen, others = sort_out(layers, lambda _, layer: _why_no_norm(layer, axes, normed, last))
-    changed = []
-    with all_or_nothing(model):
-        for name, layer in chosen:
-            dimensions = axes[id(layer)]
-            axis: Axis = "last" if isinstance(layer, nn.Linear) else "channel"
-            norm = make_norm(kind, weight_of(layer).shape[0], axis=axis, dimensions=dimensions)
-            put_norm_after_(layer, norm)
-            changed.append(Change(name, "output", "not normalized", f"{type(norm).__name__}"))
-    return Changes("add_batchnorm", tuple(changed), (*untouched, *others))
+    for name, layer in chosen:
+        axis: Axis = "last" if isinstance(layer, nn.Linear) else "channel"
+        norm = make_norm(kind, weight_of(layer).shape[0], axis=axis, dimensions=axes[id(layer)])
+        put_norm_after_(layer, norm)
+        yield Change(name, "output", "not normalized", f"{type(norm).__name__}")
+    yield from (*untouched, *others)
 
 
 add_batchnorm = on_copy(add_batchnorm_)
 
 
+@cure
 def swap_normalization_(
     model: nn.Module, *, kind: Kind, include: NameFilter = None, exclude: NameFilter = None
-) -> Changes:
+) -> Steps:
     """Replace every normalization layer by another kind; scale and shift are kept where the new one has them.
 
     Args:
         kind: batch, layer, rms or none.
     """
-    changed: list[Change] = []
-    untouched: list[Untouched] = []
-    with all_or_nothing(model):
-        # a list, since children are replaced on the way
-        for parent_name, parent in list(unwrap(model).named_modules()):
-            for child_name, child in list(parent.named_children()):
-                name = f"{parent_name}.{child_name}" if parent_name else child_name
-                if not isinstance(child, NORMS):
-                    continue
-                old, filtered = type(child).__name__, left_out(name, child, include, exclude)
-                swapped = None if filtered else _swapped(child, kind)
-                if swapped is None:
-                    why = filtered or f"it is {old} already, or normalizes several axes"
-                    untouched.append(Untouched(name, why))
-                    continue
-                setattr(parent, child_name, swapped)
-                changed.append(Change(name, "module", old, type(swapped).__name__))
-    if not changed and not untouched:
+    # a list, since children are replaced on the way
+    norms = [
+        (f"{above}.{key}" if above else key, parent, key, child)
+        for above, parent in unwrap(model).named_modules()
+        for key, child in parent.named_children()
+        if isinstance(child, NORMS)
+    ]
+    if not norms:
         raise UsageError(
             f"expected a model with normalization layers, got {type(model).__name__} with none",
             hint="add_batchnorm(model, inputs)",
         )
-    return Changes("swap_normalization", tuple(changed), tuple(untouched))
+    for name, parent, key, norm in norms:
+        filtered = left_out(name, norm, include, exclude)
+        swapped = None if filtered else _swapped(norm, kind)
+        if swapped is None:
+            why = filtered or f"it is {type(norm).__name__} already, or normalizes several axes"
+            yield Untouched(name, why)
+        else:
+            setattr(parent, key, swapped)
+            yield Change(name, "module", type(norm).__name__, type(swapped).__name__)
 
 
 swap_normalization = on_copy(swap_normalization_)
 
 
-def batch_statistics_(model: nn.Module, *, include: NameFilter = None, exclude: NameFilter = None) -> Changes:
+@cure
+def batch_statistics_(model: nn.Module, *, include: NameFilter = None, exclude: NameFilter = None) -> Steps:
     """Let batch norms that stay in evaluation mode while the model trains normalize by the batch again.
 
     Such a norm divides by running statistics that nobody has estimated: of a model whose `train` puts its norms into
@@ -144,27 +143,25 @@ def batch_statistics_(model: nn.Module, *, include: NameFilter = None, exclude: 
             if _is_frozen(module) or (isinstance(module, BATCH_NORMS) and not module.training)
         ]
     chosen, untouched = sort_out(still, lambda name, module: left_out(name, module, include, exclude))
-    changed: list[Change] = []
-    with all_or_nothing(model), torch.no_grad():
-        for name, module in chosen:
-            norm: Any = module
-            if _is_frozen(module):
-                weight, eps = weight_of(module), getattr(module, "eps", 1e-5)
-                norm = nn.BatchNorm2d(len(weight), eps=eps, device=weight.device, dtype=weight.dtype)
-                norm.weight.copy_(weight)
-                norm.bias.copy_(module.bias)
-                parent, _, key = name.rpartition(".")
-                setattr(root.get_submodule(parent), key, norm.train(module.training))
-            norm.track_running_stats = False
-            for buffer in ("running_mean", "running_var", "num_batches_tracked"):
-                setattr(norm, buffer, None)  # without them evaluation takes the batch’s own, too
-            changed.append(Change(name, "statistics", "running", "of the batch"))
-    if not changed:
+    if not chosen:
         raise UsageError(
             f"expected batch norms that stay in evaluation mode while {type(root).__name__} trains, got none",
             hint="model.train(), which puts the others into training mode",
         )
-    return Changes("batch_statistics", tuple(changed), tuple(untouched))
+    for name, module in chosen:
+        norm: Any = module
+        if _is_frozen(module):
+            weight, eps = weight_of(module), getattr(module, "eps", 1e-5)
+            norm = nn.BatchNorm2d(len(weight), eps=eps, device=weight.device, dtype=weight.dtype)
+            norm.weight.copy_(weight)
+            norm.bias.copy_(module.bias)
+            parent, _, key = name.rpartition(".")
+            setattr(root.get_submodule(parent), key, norm.train(module.training))
+        norm.track_running_stats = False
+        for buffer in ("running_mean", "running_var", "num_batches_tracked"):
+            setattr(norm, buffer, None)  # without them evaluation takes the batch’s own, too
+        yield Change(name, "statistics", "running", "of the batch")
+    yield from untouched
 
 
 def _is_frozen(module: nn.Module) -> bool:
@@ -172,6 +169,7 @@ def _is_frozen(module: nn.Module) -> bool:
     return "FrozenBatchNorm" in type(module).__name__ and isinstance(getattr(module, "running_var", None), Tensor)
 
 
+@cure
 def break_batchnorm_(
     model: nn.Module,
     *,
@@ -179,7 +177,7 @@ def break_batchnorm_(
     include: NameFilter = None,
     exclude: NameFilter = None,
     generator: torch.Generator | None = None,
-) -> Changes:
+) -> Steps:
     """One-sided weights, uniform on [0, 2a], which break what batch norm does (rank2020, section 4): a control.
 
     a = 1/√fan_in gives PyTorch's default law its own variance but a mean: all units see nearly the same sum, the rank
@@ -196,7 +194,7 @@ def break_batchnorm_(
         weight.copy_(top * torch.rand(weight.shape, generator=generator, device=device))
         return f"uniform on [0, {top:.3g}]"
 
-    return set_weights("break_batchnorm", model, fill, include=include, exclude=exclude)
+    return set_weights(model, fill, include=include, exclude=exclude)
 
 
 def _why_no_norm(layer: nn.Module, axes: dict[int, int], normed: set[int], last: nn.Module | None) -> str | None:
@@ -229,10 +227,9 @@ def _swapped(norm: nn.Module, kind: Kind) -> nn.Module | None:
         made = make_norm(kind, width, axis=axis, dimensions=3)
     if type(made) is type(norm):
         return None
-    with torch.no_grad():
-        for part in ("weight", "bias"):
-            old, new = getattr(norm, part, None), getattr(made, part, None)
-            if isinstance(old, Tensor) and isinstance(new, Tensor):
-                new.copy_(old)
+    for part in ("weight", "bias"):
+        old, new = getattr(norm, part, None), getattr(made, part, None)
+        if isinstance(old, Tensor) and isinstance(new, Tensor):
+            new.copy_(old)
     made.train(norm.training)
     return made.to(weight) if isinstance(weight, Tensor) else made

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from sounding.errors import NumericalError, UsageError
 from sounding.probe.state import unwrap
-from sounding.repair.changes import Changes, Untouched
-from sounding.repair.initializers import haar_frame, set_as_reached
+from sounding.repair.changes import Untouched
+from sounding.repair.cure import Steps, cure
+from sounding.repair.initializers import set_as_reached
 from sounding.repair.layers import CONVOLUTIONS, TRANSPOSED, NameFilter, rms, weight_of
 from sounding.repair.passes import Inputs, call_order, check_inputs
 from sounding.repair.snapshot import undisturbed
+from sounding.weights import haar_frame
 
 # Singular values that few samples know badly are drawn towards the median, by this times inputs over samples. Of 12
 # ReLU layers with as many samples as inputs, 64, fresh samples come out 107 times too large at 0, 9.5 times at 2 and
@@ -24,6 +26,7 @@ SHRINKAGE = 2.0
 HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU)
 
 
+@cure
 def orthogonalize_(
     model: nn.Module,
     inputs: Inputs,
@@ -36,7 +39,7 @@ def orthogonalize_(
     include: NameFilter = None,
     exclude: NameFilter = None,
     generator: torch.Generator | None = None,
-) -> Changes:
+) -> Steps:
     """Give every Linear and convolution layer the weight that makes its outputs more orthogonal between samples.
 
     With X = P Σ Qᵀ the (samples × features) representation that reaches a layer, its weight becomes
@@ -75,11 +78,6 @@ def orthogonalize_(
         raise UsageError(f"unknown frame {frame!r}", hint="haar or slice")
     if not 0 < floor < 1:
         raise UsageError(f"floor must lie between 0 and 1, got {floor}")
-    left = [
-        Untouched(name, "transposed convolutions have no patch matrix")
-        for name, module in unwrap(model).named_modules()
-        if isinstance(module, TRANSPOSED)
-    ]
     with undisturbed(model):
         order = call_order(model, inputs)
     # layer → the positively homogeneous activation that runs right after it, whose output is what is scaled
@@ -95,7 +93,10 @@ def orthogonalize_(
             raise NumericalError(f"layer {name!r} gives no finite signal to scale (root mean square {size})")
         weight_of(layer).mul_(gain / size)
 
-    return set_as_reached("orthogonalize", model, inputs, fill, include=include, exclude=exclude, left=left)
+    yield from set_as_reached(model, inputs, fill, include=include, exclude=exclude)
+    for name, module in unwrap(model).named_modules():
+        if isinstance(module, TRANSPOSED):
+            yield Untouched(name, "transposed convolutions have no patch matrix")
 
 
 def _sample_matrices(module: nn.Module, x: Tensor, rows: int, generator: torch.Generator | None) -> list[Tensor]:
@@ -103,26 +104,13 @@ def _sample_matrices(module: nn.Module, x: Tensor, rows: int, generator: torch.G
     if isinstance(module, nn.Linear):
         return [_thin(x.reshape(-1, x.shape[-1]), rows, generator)]
     assert isinstance(module, CONVOLUTIONS)
-    spatial = len(module.kernel_size)
-    padded = x if x.dim() == spatial + 2 else x.unsqueeze(0)  # a sample without an axis of samples
-    if isinstance(module.padding, str) or module.padding_mode != "zeros":
-        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        padded = nn.functional.pad(padded, module._reversed_padding_repeated_twice, mode=mode)
-    else:
-        padded = nn.functional.pad(padded, [p for size in reversed(module.padding) for p in (size, size)])
-    patches = padded
-    for axis, (size, stride, dilation) in enumerate(
-        zip(module.kernel_size, module.stride, module.dilation, strict=True)
-    ):
-        patches = patches.unfold(axis + 2, dilation * (size - 1) + 1, stride)[..., ::dilation]
-    # (samples, channels, *positions, *kernel) → (samples, *positions, channels, *kernel)
-    order = [0, *range(2, 2 + spatial), 1, *range(2 + spatial, 2 + 2 * spatial)]
-    patches = patches.permute(order)
-    channels = module.in_channels // module.groups
-    return [
-        _thin(part.flatten(0, spatial).flatten(1), rows, generator)
-        for part in torch.split(patches, channels, dim=1 + spatial)
-    ]
+    channels, kernel = module.in_channels // module.groups, module.kernel_size
+    # one filter for each entry of a patch, in float64, in which no routine for convolutions rounds what is times 1
+    entries = channels * math.prod(kernel)
+    filters = torch.eye(entries, dtype=torch.float64, device=x.device).view(entries, channels, *kernel)
+    single = x if x.dim() == len(kernel) + 2 else x.unsqueeze(0)  # a sample without an axis of samples
+    patches = module._conv_forward(single.double(), filters.repeat(module.groups, 1, *[1] * len(kernel)), None)
+    return [_thin(part, rows, generator) for part in patches.movedim(1, -1).flatten(0, -2).split(entries, -1)]
 
 
 def _thin(matrix: Tensor, rows: int, generator: torch.Generator | None) -> Tensor:

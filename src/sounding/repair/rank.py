@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from sounding.errors import NumericalError, UsageError
 from sounding.measures import participation_ratio
 from sounding.probe.state import unwrap
-from sounding.repair.changes import Change, Changes, Untouched
+from sounding.repair.changes import Change, Untouched
+from sounding.repair.cure import Steps, cure
 from sounding.repair.layers import FROZEN, WEIGHT_LAYERS, NameFilter, left_out, sort_out
 from sounding.repair.passes import Inputs, call_model, call_order, check_inputs, hooked, map_tensors, sample_count
-from sounding.repair.snapshot import all_or_nothing, undisturbed
+from sounding.repair.snapshot import undisturbed
 
 Progress = Callable[[str, int, float], None]
 TIMES = 6.0  # the default target: this many times the participation ratio at the start
@@ -44,6 +45,7 @@ class _Place:
     side: str
 
 
+@cure
 def raise_rank_(
     model: nn.Module,
     inputs: Inputs,
@@ -59,7 +61,7 @@ def raise_rank_(
     exclude: NameFilter = None,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
-) -> Changes:
+) -> Steps:
     """Gradient steps on the participation ratio r(H) of hidden representations, over minibatches, without labels.
 
     rank2020 proves rank(H) ≥ r(H) (eq. 4) and raises r by gradient descent on the loss of the released program,
@@ -108,8 +110,7 @@ def raise_rank_(
             hint="a smaller target, or more samples and a larger batch_size",
         )
     parameters, untouched = _trainable(model, include, exclude)
-    changed, notes = [], []
-    with all_or_nothing(model), undisturbed(model):
+    with undisturbed(model):
         for places in _groups(model, inputs, layers, together=rate is None):
             place = places[-1]
             drawn = (_draw(inputs, size, generator) for _ in range(batches))
@@ -122,10 +123,10 @@ def raise_rank_(
                     hint="more samples, a larger batch_size, or another method",
                 )
             after = f"{last:.3g} after {len(ratios)} minibatches"
-            changed.append(Change(place.name, "participation ratio", f"{ratios[0]:.3g}", after))
+            yield Change(place.name, "participation ratio", f"{ratios[0]:.3g}", after)
             if aim is not None:
-                notes.append(f"{place.name}: target {aim:.3g} {'reached' if reached else 'not reached'}")
-    return Changes("raise_rank", tuple(changed), tuple(untouched), tuple(notes))
+                yield f"{place.name}: target {aim:.3g} {'reached' if reached else 'not reached'}"
+    yield from untouched
 
 
 def _groups(

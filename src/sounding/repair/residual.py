@@ -6,17 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-import torch
 from torch import Tensor, nn
 
 from sounding.errors import UsageError
 from sounding.probe.calls import named_modules, named_parameters
 from sounding.probe.state import unwrap
 from sounding.repair.branches import Branch, find_branches
-from sounding.repair.changes import Change, Changes, Untouched
+from sounding.repair.changes import Change, Untouched
+from sounding.repair.cure import Steps, cure
 from sounding.repair.layers import BATCH_NORMS, FROZEN, NameFilter, left_out, rms, sort_out, width_of
 from sounding.repair.passes import Inputs
-from sounding.repair.snapshot import all_or_nothing
 from sounding.start.laws import name_law
 from sounding.start.parameters import take_stock
 
@@ -26,9 +25,10 @@ SCALE = "branch_scale"  # the attribute under which a layer keeps what its outpu
 COMPUTED = ("parametrizations.", "weight_g", "weight_v", "weight_orig")
 
 
+@cure
 def zero_residual_(
     model: nn.Module, inputs: Inputs, *, include: NameFilter = None, exclude: NameFilter = None
-) -> Changes:
+) -> Steps:
     """Zero the end of every residual branch, so that each block starts as the identity.
 
     A branch that ends in an affine batch norm has that norm's scale and shift zeroed (Goyal et al. 2017). Any other has
@@ -41,24 +41,23 @@ def zero_residual_(
     """
     held = _Held(model)
     branches, untouched = _choose(held, find_branches(model, inputs), include, exclude)
-    changed: list[Change] = []
-    with all_or_nothing(model), torch.no_grad():
-        for branch in branches:
-            normed = branch.behind and isinstance(held.owner(branch.behind[0]), BATCH_NORMS)
-            end = branch.behind if normed else branch.writers
-            what = "scale of the last norm" if normed else "last weight"
-            before = f"rms {rms(held.parameters[end[0]]):.3g}"
-            for name in end:
-                held.parameters[name].zero_()
-            factor = 1.0
-            if branch.inner and not branch.normalized:
-                factor = len(branches) ** (-1 / (2 * len(branch.inner)))  # L^(−1/(2m−2)): inner are all m but the last
-                for name in branch.inner:
-                    held.parameters[name].mul_(factor)
-            changed.append(Change(branch.name, what, before, "0" if factor == 1 else f"0, others ×{factor:.3g}"))
-    return Changes("zero_residual", tuple(changed), tuple(untouched))
+    for branch in branches:
+        normed = branch.behind and isinstance(held.owner(branch.behind[0]), BATCH_NORMS)
+        end = branch.behind if normed else branch.writers
+        what = "scale of the last norm" if normed else "last weight"
+        before = f"rms {rms(held.parameters[end[0]]):.3g}"
+        for name in end:
+            held.parameters[name].zero_()
+        factor = 1.0
+        if branch.inner and not branch.normalized:
+            factor = len(branches) ** (-1 / (2 * len(branch.inner)))  # L^(−1/(2m−2)): inner are all m but the last
+            for name in branch.inner:
+                held.parameters[name].mul_(factor)
+        yield Change(branch.name, what, before, "0" if factor == 1 else f"0, others ×{factor:.3g}")
+    yield from untouched
 
 
+@cure
 def scale_branches_(
     model: nn.Module,
     inputs: Inputs,
@@ -68,7 +67,7 @@ def scale_branches_(
     base: int = 2,
     include: NameFilter = None,
     exclude: NameFilter = None,
-) -> Changes:
+) -> Steps:
     """Make residual branches smaller the more of them there are; N is their number, twice the blocks of a transformer.
 
     - "sqrt": the weights that write to the stream, times 1/√N (GPT-2). The stream's variance then does not grow with
@@ -99,12 +98,11 @@ def scale_branches_(
     factor = _factor(rule, len(found), base) if value is None else value
     start = take_stock(unwrap(model)) if rule == "sqrt" else None
     laws = {one.name: name_law(one, start) for one in start.parameters} if start is not None else {}
-    changed: list[Change] = []
-    with all_or_nothing(model), torch.no_grad():
-        for branch in branches:
-            change = _scale(held, branch, rule, factor, laws, shrunk=(4 * len(found)) ** -0.25)
-            (untouched if isinstance(change, Untouched) else changed).append(change)  # type: ignore[arg-type]
-    return Changes("scale_branches", tuple(changed), tuple(untouched), _notes(rule, len(found), base), {"rule": rule})
+    for branch in branches:
+        yield _scale(held, branch, rule, factor, laws, shrunk=(4 * len(found)) ** -0.25)
+    yield from untouched
+    yield from _notes(rule, len(found), base)
+    yield {"rule": rule}
 
 
 def multiply_output(module: nn.Module, _arguments: Any, output: Any) -> Any:

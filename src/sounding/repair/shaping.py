@@ -18,10 +18,11 @@ from sounding.errors import UsageError
 from sounding.probe.state import unwrap
 from sounding.probe.units import is_activation, name_activation
 from sounding.profile import Estimate
-from sounding.repair.changes import Change, Changes, Untouched
+from sounding.repair.changes import Change, Untouched
+from sounding.repair.cure import Steps, cure, on_copy
 from sounding.repair.layers import BATCH_NORMS, NameFilter, left_out
 from sounding.repair.passes import Inputs, call_flow, check_inputs
-from sounding.repair.snapshot import all_or_nothing, on_copy, undisturbed
+from sounding.repair.snapshot import undisturbed
 
 AFFINE_NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm)
 SMALLEST_GAIN = 2.0**-6  # where the search ends without a fall: tanh differs from a line by 3e-4 there
@@ -50,6 +51,7 @@ def gains(depth: int, exponent: float) -> list[float]:
     return [layer**-exponent for layer in range(1, depth + 1)]
 
 
+@cure
 def shape_activations_(
     model: nn.Module,
     inputs: Inputs,
@@ -61,7 +63,7 @@ def shape_activations_(
     include: NameFilter = None,
     exclude: NameFilter = None,
     generator: torch.Generator | None = None,
-) -> Changes:
+) -> Steps:
     """Replace σ(x) by σ(α_ℓ x) with α_ℓ = ℓ^(−exponent), ℓ counting activations in the order in which they run.
 
     With batch norm and Haar weights the gradient's growth over layer ℓ is about c₁ α_ℓ^c₂; an exponent above 1/c₂ makes
@@ -101,18 +103,17 @@ def shape_activations_(
             f"found no activation module to shape in {type(model).__name__}: {why}",
             hint="torch.nn.Tanh() in place of torch.tanh" if not reasons else "tune_batchnorm, or another name filter",
         )
-    notes: list[str] = []
     if exponent is None:
         exponent, note = _choose_exponent(shaped, law, margin, generator)
-        notes.append(note)
-    changed: list[Change] = []
-    with all_or_nothing(model), torch.no_grad():
-        for (activation, norm), reason, gain in zip(calls, reasons, gains(len(calls), exponent), strict=True):
-            if reason is None:
-                changed.append(_shape(activation, norm if how == "fold" else None, gain, names))
-    left = {names[id(call[0])]: reason for call, reason in zip(calls, reasons, strict=True) if reason is not None}
-    untouched = tuple(Untouched(name, reason) for name, reason in left.items())
-    return Changes("shape_activations", tuple(changed), untouched, tuple(notes), {"exponent": exponent})
+        yield note
+    left: dict[str, str] = {}
+    for (activation, norm), reason, gain in zip(calls, reasons, gains(len(calls), exponent), strict=True):
+        if reason is None:
+            yield _shape(activation, norm if how == "fold" else None, gain, names)
+        else:
+            left[names[id(activation)]] = reason
+    yield from (Untouched(name, reason) for name, reason in left.items())
+    yield {"exponent": exponent}
 
 
 shape_activations = on_copy(shape_activations_)

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-import copy
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sounding.probe.snapshot import ModelState, refill
-from sounding.repair.changes import Changes
 
-P = ParamSpec("P")
 ABSENT = object()
-
-
-def on_copy(cure: Callable[Concatenate[nn.Module, P], Changes]) -> Callable[Concatenate[nn.Module, P], nn.Module]:
-    """The cure as a function that changes and returns a copy of the model, and leaves the model alone."""
-
-    @functools.wraps(cure)
-    def cured(model: nn.Module, *args: P.args, **options: P.kwargs) -> nn.Module:
-        changed = copy.deepcopy(model)
-        cure(changed, *args, **options)
-        return changed
-
-    cured.__name__ = cure.__name__.removesuffix("_")
-    cured.__doc__ = f"A changed copy of the model; see `{cure.__name__}`.\n\n{cure.__doc__}"
-    return cured  # type: ignore[return-value]  # the model may be given by its name, too
 
 
 def take_snapshot(model: nn.Module) -> ModelState:

@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from sounding.activations import Activation, resolve
@@ -14,10 +13,11 @@ from sounding.errors import UsageError
 from sounding.probe.calls import multiplies
 from sounding.probe.state import unwrap
 from sounding.reader import read
-from sounding.repair.changes import Change, Changes, Untouched
-from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS, NameFilter, select_layers, width_of
+from sounding.repair.changes import Change, Untouched
+from sounding.repair.cure import Steps, cure
+from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS, NameFilter, rms, select_layers, width_of
 from sounding.repair.passes import Inputs, call_flow, call_order, check_inputs, sample_count
-from sounding.repair.snapshot import all_or_nothing, undisturbed
+from sounding.repair.snapshot import undisturbed
 from sounding.theory.batchnorm import batchnorm
 from sounding.theory.prescribe import Option, prescribe
 from sounding.theory.signal import Convolution, Elementwise, Linear
@@ -25,6 +25,7 @@ from sounding.theory.signal import Convolution, Elementwise, Linear
 MARGIN = 4.0  # of 16 depth scales 4 are left, at which `recommend` finds nothing to cure; more asks for a larger change
 
 
+@cure
 def tune_batchnorm_(
     model: nn.Module,
     inputs: Inputs,
@@ -37,7 +38,7 @@ def tune_batchnorm_(
     margin: float = MARGIN,
     include: NameFilter = None,
     exclude: NameFilter = None,
-) -> Changes:
+) -> Steps:
     """Set eps, scale γ and shift β of every batch norm so that the predicted gradient growth allows the wanted depth.
 
     Given any of `eps`, `scale`, `shift`, those are set and the growth they give is predicted. Given none, theory
@@ -93,13 +94,13 @@ def tune_batchnorm_(
     if batch_size is None and averaged != sample_count(inputs):
         notes.append(f"batch size {averaged}: samples times positions, which theory takes for independent")
     chosen = {name: value for name, value in (("eps", eps), ("scale", scale), ("shift", shift)) if value is not None}
-    changed: list[Change] = []
-    with all_or_nothing(model), torch.no_grad():
-        for name, norm in norms:
-            changed += _set(name, norm, chosen, untouched)
-        if eps:
-            changed += _standardize_weights(order, [module for _, module in norms])
-    return Changes("tune_batchnorm", tuple(changed), tuple(untouched), tuple(notes), chosen)
+    for name, norm in norms:
+        yield from _set(name, norm, chosen)
+    if eps:
+        yield from _standardize_weights(order, [module for _, module in norms])
+    yield from untouched
+    yield from notes
+    yield chosen
 
 
 @functools.lru_cache(maxsize=64)
@@ -138,47 +139,34 @@ def _activation_after(model: nn.Module, inputs: Inputs, names: list[str]) -> Act
     return next(iter(known.values()))[0]
 
 
-def _set(name: str, norm: nn.Module, chosen: Mapping[str, float], untouched: list[Untouched]) -> list[Change]:
-    """Set what is chosen on one norm; returns what changed."""
-    changed = []
+def _set(name: str, norm: nn.Module, chosen: Mapping[str, float]) -> Steps:
+    """Set what is chosen on one norm; a norm that has the value already is not told as changed."""
     eps = chosen.get("eps", norm.eps)
     if eps != norm.eps:
-        changed.append(Change(name, "eps", f"{norm.eps:g}", f"{eps:g}"))
+        yield Change(name, "eps", f"{norm.eps:g}", f"{eps:g}")
         norm.eps = eps  # type: ignore[assignment]
     for part, option, usual in (("weight", "scale", 1.0), ("bias", "shift", 0.0)):
-        parameter, value = getattr(norm, part, None), chosen.get(option)
-        if value is None:
-            continue
-        if not isinstance(parameter, Tensor):
-            if value != usual:  # what a norm without parameters does anyway
-                untouched.append(Untouched(name, f"it has no {part} (affine=False), so {value:g} cannot be set"))
-        # a norm that has the value already is not told as changed
-        elif not bool((parameter == value).all()):
-            changed.append(Change(name, part, f"mean {float(parameter.mean()):.3g}", f"{value:g}"))
-            parameter.fill_(value)
-    return changed
+        parameter, value = getattr(norm, part, None), chosen.get(option, usual)
+        if isinstance(parameter, Tensor):
+            if option in chosen and not bool((parameter == value).all()):
+                yield Change(name, part, f"mean {float(parameter.mean()):.3g}", f"{value:g}")
+                parameter.fill_(value)
+        elif value != usual:  # what a norm without parameters does anyway
+            yield Untouched(name, f"it has no {part} (affine=False), so {value:g} cannot be set")
 
 
-def _standardize_weights(order: list[tuple[str, nn.Module]], norms: list[nn.Module]) -> list[Change]:
+def _standardize_weights(order: list[tuple[str, nn.Module]], norms: list[nn.Module]) -> Steps:
     """Rescale the weight layer before each tuned norm to variance 1/fan_in."""
-    tuned = {id(norm) for norm in norms}
-    changed = []
     before: tuple[str, nn.Module] | None = None
-    seen: set[int] = set()
     for name, module in order:
         if isinstance(module, WEIGHT_LAYERS):
             before = (name, module)
-        # a layer before two norms is rescaled once
-        elif id(module) in tuned and before is not None and id(before[1]) not in seen:
-            layer = before[1]
-            seen.add(id(layer))
-            weight = layer.weight
+        elif module in norms and before is not None:
+            weight = before[1].weight
             if isinstance(weight, nn.Parameter) and weight.requires_grad:
-                fan = weight[0].numel()
-                size = float(weight.double().square().mean().sqrt())
+                size, fan = rms(weight), weight[0].numel()
                 factor = 1 / (math.sqrt(fan) * size)
-                if abs(factor - 1) > 1e-3:
+                if abs(factor - 1) > 1e-3:  # a layer before two norms is rescaled once
                     weight.mul_(factor)
                     after = f"rms {factor * size:.3g}, ×{factor:.3g} to variance 1/{fan}"
-                    changed.append(Change(before[0], "weight", f"rms {size:.3g}", after))
-    return changed
+                    yield Change(before[0], "weight", f"rms {size:.3g}", after)

@@ -228,8 +228,8 @@ def find_odd_scales(start: Start) -> Iterator[Finding]:
             yield _odd(one, factor, usual, f"as its {len(drawn) - 1} siblings have", len(outliers))
             continue
         drawn = [one for one in drawn if one is not start.last or one.scale >= 0.02]  # a head may start small
-        worst = max(drawn, key=lambda one: _off_laws(one, start), default=None)
-        factor = _off_laws(worst, start) if worst is not None else 0.0
+        worst = max(drawn, key=lambda one: off_laws(one, start), default=None)
+        factor = off_laws(worst, start) if worst is not None else 0.0
         if worst is not None and factor >= THRESHOLDS.odd_scale:
             laws = _laws_of(worst, start)
             closest = min(laws, key=lambda name: abs(math.log(worst.scale / laws[name])))
@@ -288,8 +288,8 @@ def _off_siblings(drawn: list[Parameter]) -> list[float]:
     return factors
 
 
-def _off_laws(one: Parameter, start: Start) -> float:
-    """The factor by which a scale lies outside of all known laws of its kind; raw matrices have none."""
+def off_laws(one: Parameter, start: Start) -> float:
+    """The factor by which a scale lies outside of all known laws of its kind; 1 for raw matrices, which have none."""
     if one.kind == "matrix":
         return 1.0
     laws = _laws_of(one, start).values()

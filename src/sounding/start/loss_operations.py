@@ -104,7 +104,8 @@ class LossOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _look_at_shares(self, logarithms: Tensor) -> Iterator[Finding]:
         """What a loss takes for logarithms of shares, and are none of the classes of a sample."""
         rows = logarithms.float().movedim(1, -1)
-        if bool((rows.logsumexp(-1).abs() < NEAR_ONE).all()) or _are_shares(rows, -1):
+        # what is no number sums to nothing, whatever made it
+        if bool(rows.isnan().any()) or bool((rows.logsumexp(-1).abs() < NEAR_ONE).all()) or _are_shares(rows, -1):
             return
         places = rows.flatten(0, -2)
         if len(places) % self._size == 0:
