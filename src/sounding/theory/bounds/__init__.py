@@ -2,7 +2,7 @@
 
 One module per seed: `rank2020`, `orth2021`, `thesis2024` (chapters 3, 4, 6) and `kernel_maps` (thesis2024 chapter 5).
 Where a printed statement is wrong or needlessly weak, `version="corrected"` (the default) and `version="printed"` give
-both. `THEOREMS` lists them by name for the command line; `evaluate` calls one by name.
+both. `theorems.toml` has their words; `THEOREMS` lists them by name for the command line, `evaluate` calls one.
 """
 
 from __future__ import annotations

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -34,8 +37,8 @@ class Assumption:
 class Bound:
     """One theorem, evaluated."""
 
-    name: str  # how the command line calls it, "rank2020-theorem2"
-    source: str  # seed key, theorem and equation
+    name: str  # how the command line and `theorems.toml` call it, "rank2020-theorem2"
+    source: str  # key of the paper, theorem and equation
     statement: str  # the inequality in one line
     quantity: str  # what is bounded
     sense: Sense  # whether `value` bounds it from above, from below, or equals it
@@ -92,12 +95,33 @@ class Bound:
         return "\n".join(lines)
 
 
-def over_depth(
-    curve: NDArray[np.floating[Any]], *, name: str, measure: str, first_layer: int = 0, **words: Any
+def state(
+    name: str,
+    value: float | NDArray[np.floating[Any]],
+    *,
+    version: Version = "corrected",
+    case: int = 0,
+    tau: float = math.nan,
+    **numbers: Any,
 ) -> Bound:
-    """An upper bound for each layer: `value` is that of the last one, and the profile has all."""
-    profile = Profile.over_depth({measure: curve}, {"bound": name}, first=first_layer, name=name, source="bound")
-    return Bound(name=name, sense="upper", value=float(curve[-1]), profile=profile, **words)
+    """The bound called `name`, with its words from `theorems.toml`; of a value for each layer the last one counts."""
+    words = dict(_theorems()[name])
+    words |= words.pop("case", {}).get(str(case), {})
+    printed, measure, layer = words.pop("printed", ""), words.pop("measure", ""), words.pop("first_layer", 0)
+    if version == "printed" and printed:
+        words["statement"] = printed
+    if isinstance(value, np.ndarray):
+        settings = {"bound": name}
+        numbers["profile"] = Profile.over_depth({measure: value}, settings, first=layer, name=name, source="bound")
+        layer += len(value) - 1
+        value = float(value[-1])
+    words["quantity"] = words["quantity"].format(layer=layer, tau=tau)
+    return Bound(name=name, value=value, version=version, **words, **numbers)
+
+
+@cache
+def _theorems() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("theorems.toml").read_text("utf-8"))
 
 
 def check_version(version: str) -> None:

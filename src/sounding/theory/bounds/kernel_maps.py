@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
-from sounding.theory.bounds.bound import Assumption, Bound, Version, check_integer, check_number, over_depth
+from sounding.theory.bounds.bound import Assumption, Bound, Version, check_integer, check_number, state
 
 KernelMap = Callable[[float], float]
 Norm = Literal["none", "pre-rms", "post-rms", "pre-ln", "post-ln"]
@@ -41,31 +41,18 @@ def theorem_5_8(
         slope_zero: κ′(0) = c_1², in [0, 1].
         start: ρ_0.
     """
-    return _contraction(
-        *_centred(slope_zero, kappa_zero),
-        start=start,
-        depth=depth,
-        kappa=kappa,
-        name="thesis2024-theorem5.8",
-        source="thesis2024, Theorem 5.8, eq. (5.6)",
-        statement="|ρ_ℓ|/(1 − |ρ_ℓ|) ≤ α^ℓ |ρ_0|/(1 − |ρ_0|), α = 1/(2 − κ′(0))",
-    )
+    rate, assumptions = _centred(slope_zero, kappa_zero)
+    return _contraction("thesis2024-theorem5.8", rate, assumptions, start=start, depth=depth, kappa=kappa)
 
 
 def corollary_5_10(
     slope_zero: float, *, start: float, depth: int, kappa: KernelMap | None = None, kappa_zero: float = 0.0
 ) -> Bound:
     """A geometric bound on ρ itself, |ρ_ℓ| ≤ α^ℓ|ρ_0|/(1 − |ρ_0|) (thesis2024 Corollary 5.10; ρ_0 needs a modulus)."""
+    rate, assumptions = _centred(slope_zero, kappa_zero)
+    # |ρ| ≤ |ρ|/(1 − |ρ|), so the bound of Theorem 5.8 holds for it
     return _contraction(
-        *_centred(slope_zero, kappa_zero),
-        start=start,
-        depth=depth,
-        kappa=kappa,
-        bounded=("|correlation|", "correlation", abs),  # |ρ| ≤ |ρ|/(1 − |ρ|), so the bound of Theorem 5.8 holds for it
-        name="thesis2024-corollary5.10",
-        source="thesis2024, Corollary 5.10",
-        statement="|ρ_ℓ| ≤ α^ℓ |ρ_0|/(1 − |ρ_0|), α = 1/(2 − κ′(0))",
-        erratum="printed ρ_0 needs its modulus",
+        "thesis2024-corollary5.10", rate, assumptions, start=start, depth=depth, kappa=kappa, bounded=abs
     )
 
 
@@ -106,31 +93,19 @@ def theorem_5_11(
     slope = check_number(slope_fixed_point, name="slope_fixed_point", least=0.0)
     origin = check_number(start, name="start", least=-1.0, most=1.0)
     layers = check_integer(depth, name="depth", least=0)
-    case, printed = kernel_case(zero, slope1), version == "printed"
+    case = kernel_case(zero, slope1)
     rate = 1 - zero - slope0
     if case != 3:
         rate = case_rate(case, zero, slope0, slope1, fixed_point=target, slope=slope, version=version)
-    largest = "max{1 − κ(0), κ′(ρ*), (1 − ρ*)/(2 − κ′(ρ*))}" if printed else "max{1 − κ(0), 1/(2 − κ′(ρ*))}"
-    statement = {
-        1: "|ρ_ℓ|/(1 − |ρ_ℓ|) ≤ α^ℓ |ρ_0|/(1 − |ρ_0|), α = " + ("1/κ′(1)" if printed else "1/(2 − κ′(0))"),
-        2: "|ρ_ℓ − 1| ≤ |ρ_0 − 1| κ′(1)^ℓ",
-        3: "|ρ_ℓ − 1| ≤ x_0/(1 + ℓαx_0), x_0 = 1 − ρ_0, α = 1 − κ(0) − κ′(0)",
-        4: f"|ρ_ℓ − ρ*| ≤ α^ℓ |ρ_0 − ρ*|/(1 − |ρ_0|), α = {largest}",
-    }[case]
-    quantity = {1: "|ρ_ℓ|/(1 − |ρ_ℓ|)", 4: "|ρ_ℓ − ρ*|"}.get(case, "1 − ρ_ℓ")
-    seen: Callable[[float], float] = {1: potential, 4: lambda rho: abs(rho - target)}.get(case, lambda rho: 1 - rho)
-    return over_depth(
+    seen: KernelMap = {1: potential, 4: lambda rho: abs(rho - target)}.get(case, lambda rho: 1 - rho)
+    return state(
+        "thesis2024-theorem5.11",
         decay(case, rate, start=origin, fixed_point=target, layers=layers),
-        name="thesis2024-theorem5.11",
-        source=f"thesis2024, Theorem 5.11 case {case}, eq. (5.{6 + case})",
-        statement=statement,
-        quantity=f"{quantity} at layer {layers}",
+        case=case,
         actual=None if kappa is None else seen(_last(kappa, origin, layers)),
         version=version,
-        erratum={1: "(5.7) is false", 4: "(5.10): the last numerator must be 1"}.get(case, ""),
         assumptions=(Assumption("the activation is not linear", slope0 < 1, f"κ′(0) = {slope0:.6g}"), _inside(origin)),
         values={"case": float(case), "rate": rate, "fixed_point": target},
-        measure="correlation_bound",
     )
 
 
@@ -203,44 +178,33 @@ def theorem_5_15(
     unit = Assumption("E φ² = 1", abs(total - 1) < _EDGE, f"E φ² = {total:.6g}")
     needed = {"none": (centred, unit), "post-ln": ()}.get(norm, (centred,))
     linear = Assumption("the activation is not linear", slope_zero < spread * (1 - _EDGE), f"κ′(0) = {slope_zero:.4g}")
-    printed = version == "printed"
+    rate = spread / slope_one if version == "printed" else spread / (2 * spread - slope_zero)
     return _contraction(
-        spread / slope_one if printed else spread / (2 * spread - slope_zero),
-        (*needed, linear),
-        start=start,
-        depth=depth,
-        kappa=kappa,
-        name="thesis2024-theorem5.15",
-        source="thesis2024, Theorem 5.15, eq. (5.14)",
-        statement="|ρ_ℓ|/(1 − |ρ_ℓ|) ≤ α^ℓ |ρ_0|/(1 − |ρ_0|), α = "
-        + ("K/κ′(1)" if printed else "K/(2K − κ′(0)), K = κ(1) − κ(0)"),
-        version=version,
-        erratum="(5.14) with κ′(1) is false; with K = κ(1) − κ(0) the rate is K/(2K − κ′(0))",
+        "thesis2024-theorem5.15", rate, (*needed, linear), start=start, depth=depth, kappa=kappa, version=version
     )
 
 
 def _contraction(
+    name: str,
     rate: float,
     assumptions: tuple[Assumption, ...],
     *,
     start: float,
     depth: int,
     kappa: KernelMap | None,
-    bounded: tuple[str, str, KernelMap] = ("|ρ_ℓ|/(1 − |ρ_ℓ|)", "correlation_potential", potential),
-    **words: Any,
+    bounded: KernelMap = potential,
+    version: Version = "corrected",
 ) -> Bound:
-    """The bound rate^ℓ·|ρ_0|/(1 − |ρ_0|) on `bounded`: what in words, its measure, and it from the last ρ."""
+    """The bound rate^ℓ·|ρ_0|/(1 − |ρ_0|) on a function of the last correlation."""
     origin = check_number(start, name="start", least=-1.0, most=1.0)
     layers = check_integer(depth, name="depth", least=0)
-    quantity, measure, seen = bounded
-    return over_depth(
+    return state(
+        name,
         potential(origin) * rate ** np.arange(layers + 1),
-        quantity=f"{quantity} at layer {layers}",
-        measure=measure,
-        actual=None if kappa is None else seen(_last(kappa, origin, layers)),
+        actual=None if kappa is None else bounded(_last(kappa, origin, layers)),
+        version=version,
         assumptions=(*assumptions, _inside(origin)),
         values={"rate": rate},
-        **words,
     )
 
 

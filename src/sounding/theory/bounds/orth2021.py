@@ -14,15 +14,7 @@ from numpy.typing import ArrayLike
 
 from sounding.activations.activation import Array
 from sounding.errors import NumericalError, UsageError
-from sounding.theory.bounds.bound import (
-    Assumption,
-    Bound,
-    Version,
-    check_integer,
-    check_number,
-    check_version,
-    over_depth,
-)
+from sounding.theory.bounds.bound import Assumption, Bound, Version, check_integer, check_number, check_version, state
 from sounding.theory.bounds.spectrum import orthogonality_gap
 
 
@@ -89,17 +81,8 @@ def lemma_8(singular_values: ArrayLike, *, version: Version = "corrected") -> Bo
     smallest = float(eigenvalues.min())
     share = float(expected_spectrum(singular_values)[int(eigenvalues.argmin())])
     c = contraction(n, version=version)
-    return Bound(
-        name="orth2021-lemma8",
-        source="orth2021, Lemma 8; thesis2024, Lemma A.5",
-        statement=f"1/n − p_n(σ) ≤ (1 − {'2/3' if version == 'printed' else '2n/(n+2)'} σ_n²)(1/n − σ_n²)",
-        quantity="1/n − p_n(σ)",
-        sense="upper",
-        value=(1 - c * smallest) * (1 / n - smallest),
-        actual=1 / n - share,
-        version=version,
-        erratum="2/3 is the constant at n = 1; 2n/(n + 2) holds for every n",
-    )
+    value = (1 - c * smallest) * (1 / n - smallest)
+    return state("orth2021-lemma8", value, actual=1 / n - share, version=version)
 
 
 def theorem_5(width: int, batch_size: int, *, smallest_eigenvalue: float, version: Version = "corrected") -> Bound:
@@ -110,15 +93,10 @@ def theorem_5(width: int, batch_size: int, *, smallest_eigenvalue: float, versio
     d, n = _shape(width, batch_size)
     sigma2 = check_number(smallest_eigenvalue, name="smallest_eigenvalue", least=0.0, most=1 / n)
     c = contraction(n, version=version)
-    return Bound(
-        name="orth2021-theorem5",
-        source="orth2021, Theorem 5; thesis2024, Theorem A.2",
-        statement="E[V̂₊ | H] ≤ (1 − c σ_n²) V̂ + 1/√d",
-        quantity="expected V̂ = 1/n − σ_n² after one layer",
-        sense="upper",
-        value=(1 - c * sigma2) * (1 / n - sigma2) + 1 / math.sqrt(d),
+    return state(
+        "orth2021-theorem5",
+        (1 - c * sigma2) * (1 / n - sigma2) + 1 / math.sqrt(d),
         version=version,
-        erratum="printed with 2/3 in place of 2n/(n + 2)",
         assumptions=_chain(d, n),
         values={"contraction": 1 - c * sigma2},
     )
@@ -146,25 +124,13 @@ def theorem_1(
     head, floor = 2.0 if printed else spread / n, math.inf  # depth does not lower the floor
     if alpha > 0:
         floor = 3 * n / (alpha * math.sqrt(d)) if printed else spread / (c * alpha * math.sqrt(d))
-    return over_depth(
+    known = sigma <= n**-0.5 and (None if sigma > 0 else False)
+    return state(
+        "orth2021-theorem1",
         head * rate ** np.arange(layers + 1) + floor,
-        name="orth2021-theorem1",
-        source="orth2021, Theorem 1, eq. (3); thesis2024, Theorem 2.1",
-        statement="E V ≤ 2(1 − 2α/3)^ℓ + 3n/(α√d), α = min σ_n"
-        if printed
-        else "E V ≤ √(n(n−1)) [(1 − cα)^ℓ/n + 1/(cα√d)], α = min σ_n², c = 2n/(n+2)",
-        quantity=f"expected orthogonality gap at layer {layers + 1}",
         version=version,
-        erratum="A1 must bound σ_n², not σ_n; the appendix's 3n/(2α√d) is a slip",
-        assumptions=(
-            *_chain(d, n),
-            Assumption(
-                "every layer has σ_n at least this", sigma <= n**-0.5 and (None if sigma > 0 else False), "A1(α, ℓ)"
-            ),
-        ),
+        assumptions=(*_chain(d, n), Assumption("every layer has σ_n at least this", known, "A1(α, ℓ)")),
         values={"rate": rate, "floor": floor},
-        measure="orthogonality_gap",
-        first_layer=1,
     )
 
 
@@ -196,17 +162,8 @@ def lemma_2(
     if gap is None:
         raise UsageError("expected gap or singular_values, got neither")
     size = check_number(gap, name="gap", least=0.0, most=1.0)
-    return Bound(
-        name="orth2021-lemma2",
-        source="orth2021, Lemma 2, eq. (4); thesis2024, Lemma 2.2",
-        statement="W₂² ≤ 2n E V" if version == "printed" else "W₂² = Σ(σ_i − n^{-1/2})² ≤ n E V²",
-        quantity="squared Wasserstein-2 distance of WH to a Gaussian",
-        sense="upper",
-        value=2 * n * size if version == "printed" else n * size**2,
-        actual=exact,
-        version=version,
-        erratum="true as printed, but of first order in the gap where the distance is of second",
-    )
+    value = 2 * n * size if version == "printed" else n * size**2
+    return state("orth2021-lemma2", value, actual=exact, version=version)
 
 
 def corollary_3(
@@ -219,19 +176,9 @@ def corollary_3(
     """
     gap = theorem_1(width, batch_size, depth=depth, smallest_singular_value=smallest_singular_value, version=version)
     n = int(batch_size)
-    return over_depth(
-        2 * n * gap.curve if version == "printed" else n * gap.curve**2,
-        name="orth2021-corollary3",
-        source="orth2021, Corollary 3, eq. (5); thesis2024, Corollary 2.3",
-        statement="W₂² ≤ 4n(1 − 2α/3)^ℓ + 6n²/(α√d)" if version == "printed" else "W₂² ≤ n (Theorem 1, corrected)²",
-        quantity=f"squared Wasserstein-2 distance to a Gaussian at layer {int(depth) + 1}",
-        version=version,
-        erratum="inherits A1 of Theorem 1; the printed radius is d^{-1/4}, the true one d^{-1/2}",
-        assumptions=gap.assumptions,
-        values={"rate": gap.values["rate"]},
-        measure="squared_wasserstein",
-        first_layer=1,
-    )
+    value = 2 * n * gap.curve if version == "printed" else n * gap.curve**2
+    rate = {"rate": gap.values["rate"]}
+    return state("orth2021-corollary3", value, version=version, assumptions=gap.assumptions, values=rate)
 
 
 def _shape(width: int, batch_size: int) -> tuple[int, int]:

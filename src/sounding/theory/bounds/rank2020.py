@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
-from sounding.theory.bounds.bound import Assumption, Bound, Version, check_integer, check_matrix, check_number
+from sounding.theory.bounds.bound import Assumption, Bound, Version, check_integer, check_matrix, check_number, state
 from sounding.theory.bounds.spectrum import participation_ratio, second_moment
 
 _UNIT = 1e-6  # what batch norm in float32 leaves of a mean square of 1
@@ -36,13 +36,10 @@ def lemma_1(features: ArrayLike, *, threshold: float = 0.5) -> Bound:
     eigenvalues = np.linalg.eigvalsh(moment)
     # an eigenvalue that is 1 up to rounding must count at τ = 1
     soft = int(np.sum(eigenvalues >= tau - 1e-12 * max(float(eigenvalues[-1]), 1.0)))
-    return Bound(
-        name="rank2020-lemma1",
-        source="rank2020, Lemma 1",
-        statement="rank_τ(H) ≥ (1 − τ)² r(H), rank(H) ≥ r(H)",
-        quantity=f"soft rank at τ = {tau:g}",
-        sense="lower",
-        value=(1 - tau) ** 2 * ratio,
+    return state(
+        "rank2020-lemma1",
+        (1 - tau) ** 2 * ratio,
+        tau=tau,
         actual=float(soft),
         assumptions=(_unit_features(moment),),
         values={"participation_ratio": ratio, "rank": float(np.linalg.matrix_rank(matrix))},
@@ -66,13 +63,9 @@ def lemma_7(features: ArrayLike, *, step: float) -> Bound:
         - 8 * float(np.trace(square @ moment))
         + 8 * float(np.sum(np.diag(square) ** 2))
     )
-    return Bound(
-        name="rank2020-lemma7",
-        source="rank2020, Lemma 7, eq. (43)",
-        statement="E‖M₊‖_F² − ‖M‖_F² = γ² δ_F(M) + O(γ³)",
-        quantity="expected change of ‖M‖_F² in one layer",
-        sense="equal",
-        value=gamma**2 * drift,
+    return state(
+        "rank2020-lemma7",
+        gamma**2 * drift,
         assumptions=(
             _unit_features(moment),
             Assumption("weights are symmetric, of variance 1 and bounded", None, "U[−√3, √3] is"),
@@ -129,17 +122,7 @@ def lemma_13(width: int, *, regularity: float, version: Version = "corrected") -
     else:
         # (√(1 + 16sd) − 1)/(8s) = 2d/(√(1 + 16sd) + 1), which survives s = 1 − α = 0
         value = 2 * d**2 / (math.sqrt(1 + 16 * (1 - alpha) * d) + 1)
-    return Bound(
-        name="rank2020-lemma13",
-        source="rank2020, Lemma 13, eq. (50)",
-        statement="E‖M‖_F² ≤ d^{3/2}/√(1 − α)" if version == "printed" else "E‖M‖_F² ≤ 2d²/(1 + √(1 + 16(1 − α)d))",
-        quantity="E‖M‖_F² under the invariant law",
-        sense="upper",
-        value=value,
-        version=version,
-        erratum="(53), (54): the sign of 8(1 − α) is lost; printed 2 to 4 times loose",
-        assumptions=_chain_assumptions(alpha),
-    )
+    return state("rank2020-lemma13", value, version=version, assumptions=_chain_assumptions(alpha))
 
 
 def theorem_2(width: int, *, regularity: float, threshold: float = 0.5, version: Version = "corrected") -> Bound:
@@ -156,17 +139,11 @@ def theorem_2(width: int, *, regularity: float, threshold: float = 0.5, version:
     alpha = check_number(regularity, name="regularity", least=0.0, most=1.0)
     tau = check_number(threshold, name="threshold", least=0.0, most=1.0)
     ratio = math.sqrt((1 - alpha) * d) if version == "printed" else (1 + math.sqrt(1 + 16 * (1 - alpha) * d)) / 2
-    return Bound(
-        name="rank2020-theorem2",
-        source="rank2020, Theorem 2 and 14, eq. (58); rank2020v1, Theorem 3 and 19",
-        statement="mean over depth of rank_τ ≥ (1 − τ)² √((1 − α)d)"
-        if version == "printed"
-        else "mean over depth of rank_τ ≥ (1 − τ)² (1 + √(1 + 16(1 − α)d))/2",
-        quantity=f"average over depth of the soft rank at τ = {tau:g}",
-        sense="lower",
-        value=(1 - tau) ** 2 * ratio,
+    return state(
+        "rank2020-theorem2",
+        (1 - tau) ** 2 * ratio,
+        tau=tau,
         version=version,
-        erratum="follows the corrected Lemma 13; the printed bound is true and 2 to 4 times loose",
         assumptions=_chain_assumptions(alpha),
         values={"participation_ratio": ratio},
     )

@@ -13,16 +13,10 @@ from numpy.typing import ArrayLike
 
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
-from sounding.theory.bounds.bound import (
-    Assumption,
-    Bound,
-    Version,
-    check_integer,
-    check_matrix,
-    check_number,
-    over_depth,
-)
+from sounding.theory.bounds.bound import Assumption, Bound, Version, check_integer, check_matrix, check_number, state
 from sounding.theory.bounds.spectrum import isometry, normalize_features
+
+HAAR = Assumption("Haar-orthogonal weights, linear activations, batch norm without centring", None)
 
 
 def theorem_3_2(
@@ -72,16 +66,10 @@ def theorem_3_2(
         # from ε = 1 on the logarithm is not positive, and the theorem says nothing
         noise = epsilon**2 * math.log(1 / epsilon) / alpha if epsilon < 1 else math.inf
         curve = np.sqrt(constant * (eigenvalues[-1] ** 2 * (1 - alpha) ** levels + noise) / failure)
-    return over_depth(
+    return state(
+        "thesis2024-theorem3.2",
         curve,
-        name="thesis2024-theorem3.2",
-        source="thesis2024, Theorem 3.2, eq. (3.5), and B.6",
-        statement="‖G* − G_ℓ‖_F ≤ C κ(G*) [(1 − α)^{ℓ/2} + n√(ln(d/n)/(αd))]"
-        if version == "printed"
-        else "‖G* − G_ℓ‖_F² ≤ C [‖G*‖²(1 − α)^ℓ + ε² ln(1/ε)/α]/δ, ε = nbκ(G*)/√d",
-        quantity=f"‖G* − G_ℓ‖_F at layer {layers}",
         version=version,
-        erratum="(3.9) drops α^{-1/2}; G* is singular for linear activations; C grows with the batch for tanh",
         assumptions=(
             Assumption("G* is not degenerate", regular, f"condition number {condition:.4g}"),
             Assumption("the chain mixes geometrically at rate α > 0", None if alpha > 0 else False, "Assumption 3.1"),
@@ -90,7 +78,6 @@ def theorem_3_2(
             Assumption("the absolute constant C is known", None, f"the source does not give it; C = {constant:g}"),
         ),
         values={"condition_number": condition, "epsilon": epsilon},
-        measure="gram_deviation",
     )
 
 
@@ -99,12 +86,8 @@ def theorem_4_3(features: ArrayLike) -> Bound:
 
     thesis2024 Theorem 4.3, eq. (4.3); (4.7), printed as an equality, drops ā² ≥ (Πa_i)^{2/n}.
     """
-    return _isometry_gain(
-        check_matrix(features, name="features"),
-        name="thesis2024-theorem4.3",
-        source="thesis2024, Theorem 4.3, eq. (4.3)",
-        erratum="(4.7) must be ≥, with equality only for equal norms",
-    )
+    matrix = check_matrix(features, name="features")
+    return _isometry_gain("thesis2024-theorem4.3", matrix, after=matrix)
 
 
 def corollary_4_4(features: ArrayLike, *, version: Version = "corrected") -> Bound:
@@ -114,14 +97,8 @@ def corollary_4_4(features: ArrayLike, *, version: Version = "corrected") -> Bou
     `actual` is the isometry after RMS normalization, or after layer norm when printed.
     """
     matrix = check_matrix(features, name="features")
-    return _isometry_gain(
-        matrix,
-        name="thesis2024-corollary4.4",
-        source="thesis2024, Corollary 4.4",
-        erratum="holds for RMS normalization, not for layer norm, which centres",
-        version=version,
-        after=matrix - matrix.mean(axis=1, keepdims=True) if version == "printed" else matrix,
-    )
+    after = matrix - matrix.mean(axis=1, keepdims=True) if version == "printed" else matrix
+    return _isometry_gain("thesis2024-corollary4.4", matrix, after=after, version=version)
 
 
 def corollary_4_5(features: ArrayLike, *, version: Version = "corrected") -> Bound:
@@ -137,45 +114,27 @@ def corollary_4_5(features: ArrayLike, *, version: Version = "corrected") -> Bou
     mean = float(lengths.sum()) / (n if version == "printed" else d)
     before = isometry(matrix.T @ matrix)
     scaled = normalize_features(matrix)
-    return Bound(
-        name="thesis2024-corollary4.5",
-        source="thesis2024, Corollary 4.5",
-        statement="I(C̃) ≥ I(C)(1 + (1/d)Σ(a_i − ā)²/ā²)",
-        quantity="isometry of the feature covariance after batch norm",
-        sense="lower",
-        value=before * (1 + float(np.mean((lengths - mean) ** 2)) / mean**2),
+    return state(
+        "thesis2024-corollary4.5",
+        before * (1 + float(np.mean((lengths - mean) ** 2)) / mean**2),
         actual=isometry(scaled.T @ scaled),
         version=version,
-        erratum="ā must be (1/d)Σa_i, not (1/n)Σa_i",
         assumptions=(Assumption("batch norm does not centre", None),),
         values={"isometry_before": before},
     )
 
 
-def _isometry_gain(
-    matrix: Array, *, name: str, source: str, erratum: str, version: Version = "corrected", after: Array | None = None
-) -> Bound:
-    """The bound I(G̃) ≥ I(G)(1 + relative variance of the lengths), beside the isometry after normalization."""
+def _isometry_gain(name: str, matrix: Array, *, after: Array, version: Version = "corrected") -> Bound:
+    """The bound I(G̃) ≥ I(G)(1 + relative variance of the lengths), beside the isometry of `after` with unit rows."""
     lengths = np.linalg.norm(matrix, axis=1)
     _refuse_zero(lengths, "sample")
     before = isometry(matrix @ matrix.T)
-    target = matrix if after is None else after
-    after_lengths = np.linalg.norm(target, axis=1, keepdims=True)
+    after_lengths = np.linalg.norm(after, axis=1, keepdims=True)
     actual = 0.0  # where centring annihilates a sample, the Gram matrix is degenerate
     if np.all(after_lengths > 0):
-        actual = isometry((target / after_lengths) @ (target / after_lengths).T)
-    return Bound(
-        name=name,
-        source=source,
-        statement="I(G̃) ≥ I(G)(1 + (1/n)Σ(a_i − ā)²/ā²)",
-        quantity="isometry of the Gram matrix after normalization",
-        sense="lower",
-        value=before * (1 + float(np.var(lengths) / np.mean(lengths) ** 2)),
-        actual=actual,
-        version=version,
-        erratum=erratum,
-        values={"isometry_before": before},
-    )
+        actual = isometry((after / after_lengths) @ (after / after_lengths).T)
+    value = before * (1 + float(np.var(lengths) / np.mean(lengths) ** 2))
+    return state(name, value, actual=actual, version=version, values={"isometry_before": before})
 
 
 def _refuse_zero(lengths: Array, what: str) -> None:
@@ -191,17 +150,8 @@ def theorem_6_3(features: ArrayLike) -> Bound:
     they lie in (0, d], not (0, 1]; they sum to d.
     """
     before, factor, assumptions = _haar_layer(features)
-    return Bound(
-        name="thesis2024-theorem6.3",
-        source="thesis2024, Theorem 6.3, eq. (6.8)",
-        statement="E I(BN(WX)) ≥ I(X)/(1 − Σ(λ_k − 1)²/(2d²(d + 2)))",
-        quantity="expected isometry after one Haar layer",
-        sense="lower",
-        value=before / factor,
-        erratum="the eigenvalues lie in (0, d]",
-        assumptions=assumptions,
-        values={"isometry_before": before, "factor": factor},
-    )
+    values = {"isometry_before": before, "factor": factor}
+    return state("thesis2024-theorem6.3", before / factor, assumptions=assumptions, values=values)
 
 
 def corollary_6_4(features: ArrayLike, *, version: Version = "corrected") -> Bound:
@@ -211,16 +161,11 @@ def corollary_6_4(features: ArrayLike, *, version: Version = "corrected") -> Bou
     """
     before, factor, assumptions = _haar_layer(features)
     gap = -math.log(before) if before > 0 else math.inf
-    return Bound(
-        name="thesis2024-corollary6.4",
-        source="thesis2024, Corollary 6.4, eq. (6.9)",
-        statement=f"E ψ({'WX' if version == 'printed' else 'BN(WX)'}) ≤ ψ(X) + ln(1 − Σ(λ_k − 1)²/(2d²(d + 2)))",
-        quantity="expected isometry gap after one Haar layer",
-        sense="upper",
-        value=gap + math.log(factor),
+    return state(
+        "thesis2024-corollary6.4",
+        gap + math.log(factor),
         actual=gap if version == "printed" else None,
         version=version,
-        erratum="printed without BN: ψ(WX) = ψ(X)",
         assumptions=assumptions,
         values={"isometry_gap": gap},
     )
@@ -232,17 +177,8 @@ def _haar_layer(features: ArrayLike) -> tuple[float, float, tuple[Assumption, ..
     gram, d = matrix.T @ matrix, len(matrix)
     before, deviation = isometry(gram), float(np.max(np.abs(np.linalg.norm(matrix, axis=0) - 1)))
     factor = 1 - float(np.sum((np.linalg.eigvalsh(gram) - 1) ** 2)) / (2 * d**2 * (d + 2))
-    return (
-        before,
-        factor,
-        (
-            Assumption(
-                "every feature has norm 1 over the batch", deviation < 1e-6, f"largest deviation {deviation:.3g}"
-            ),
-            Assumption("the batch is not degenerate", before > 0, f"isometry {before:.4g}"),
-            Assumption("Haar-orthogonal weights, linear activations, batch norm without centring", None),
-        ),
-    )
+    unit = Assumption("every feature has norm 1 over the batch", deviation < 1e-6, f"largest deviation {deviation:.3g}")
+    return before, factor, (unit, Assumption("the batch is not degenerate", before > 0, f"isometry {before:.4g}"), HAAR)
 
 
 def theorem_6_1(
@@ -261,23 +197,16 @@ def theorem_6_1(
     layers = check_integer(depth, name="depth", least=0)
     gap = check_number(input_gap, name="input_gap", least=0.0)
     k = constant * d**2 * (1 + d * gap) if version == "printed" else decay_length(d, gap)
-    return over_depth(
+    return state(
+        "thesis2024-theorem6.1",
         gap * np.exp(-np.arange(layers + 1) / k) if math.isfinite(gap) else np.full(layers + 1, math.inf),
-        name="thesis2024-theorem6.1",
-        source="thesis2024, Theorem 6.1, eq. (6.6)",
-        statement="E ψ(X_{ℓ+1}) ≤ ψ(X_0) e^{−ℓ/k}, k = "
-        + ("C d²(1 + dψ_0)" if version == "printed" else "max(2d(d+2), 32d²(d+2)ψ_0)"),
-        quantity=f"expected isometry gap at layer {layers + 1}",
         version=version,
-        erratum="the proof replaces d(d + 2) by d²",
         assumptions=(
             Assumption("the input batch is not degenerate", math.isfinite(gap), f"ψ(X_0) = {gap:.4g}"),
             Assumption("as many samples as features", None, "n = d"),
-            Assumption("Haar-orthogonal weights, linear activations, batch norm without centring", None),
+            HAAR,
         ),
         values={"decay_length": k},
-        measure="isometry_gap",
-        first_layer=1,
     )
 
 
@@ -312,22 +241,15 @@ def theorem_6_5(
         if gap > 1 / (16 * d):
             first = 0.5 * (1 + d * gap) * (1 + 16 * d * gap * (decay_length(d, gap) + 1))
         value = (math.log(slope) if slope > 0 else -math.inf) + 0.5 * math.log(d) + first + d * (d + 2)
-    return Bound(
-        name="thesis2024-theorem6.5",
-        source="thesis2024, Theorem 6.5, eq. (6.10)",
-        statement="E ln‖∂L/∂W_ℓ‖ ≤ C d⁵(ψ_0³ + 1)"
-        if version == "printed"
-        else "E ln‖∂L/∂W_ℓ‖ ≤ ln s + ½ ln d + ½(1 + dψ_0)(1 + 16dψ_0(k + 1)) + d(d + 2)",
-        quantity="expected log of the gradient norm of any layer, at any depth",
-        sense="upper",
-        value=value,
+    return state(
+        "thesis2024-theorem6.5",
+        value,
         version=version,
-        erratum="the loss is L(X_L); the printed C is not given",
         assumptions=(
             Assumption("the input batch is not degenerate", math.isfinite(gap), f"ψ(X_0) = {gap:.4g}"),
             Assumption("the input features have norm 1 and n = d", None),
             Assumption("the loss has a bounded slope", None, f"s = {slope:g}"),
-            Assumption("Haar-orthogonal weights, linear activations, batch norm without centring", None),
+            HAAR,
             *((Assumption("the absolute constant C is known", None, f"C = {constant:g}"),) * (version == "printed")),
         ),
     )
