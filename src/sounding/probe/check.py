@@ -50,6 +50,7 @@ from sounding.probe.state import (
 from sounding.probe.watch import Watched
 from sounding.profile import Estimate, Profile
 from sounding.start.answers import look_at_answers
+from sounding.start.judge import find_still, judge_start
 from sounding.start.loss import StartLoss, average, measure_loss
 from sounding.start.loss_operations import watch_loss
 
@@ -159,10 +160,11 @@ def check(
             kept.set_gradients_aside()
             prepare()
 
+        still = find_still(root) if mode == "train" else ()
         prepare()
         options = {"tier": tier, "only": only, "types": types, "samples": samples, "batch_axis": batch_axis}
         resting = not dropout and mode != "keep"
-        watched = _Checked(root, options, loss=loss, mode=mode, generator=generator, resting=resting)
+        watched = _Checked(root, options, loss=loss, mode=mode, generator=generator, resting=resting, still=still)
         try:
             for done, batch in enumerate(batches, start=1):
                 with untouched(batch.uncopied()) as beside:
@@ -205,12 +207,13 @@ class _Checked(Watched):
         mode: Mode,
         generator: torch.Generator | None,
         resting: bool,
+        still: Sequence[str] = (),
         plain_inputs: bool = False,
         source: str = "check",
     ) -> None:
         super().__init__(root, source=source, **options)
         self._loss, self._mode, self._generator = loss, mode, generator
-        self._options, self._resting, self._plain_inputs = options, resting, plain_inputs
+        self._options, self._resting, self._plain_inputs, self._still = options, resting, plain_inputs, still
         self._root = root
         self._tap: GuestTap = GuestTap(self._tap.known, seeding=True)
         self._rest = DropoutAtRest(partial(_last_name, self._tap.passes))  # without a way back from there to the check
@@ -370,24 +373,21 @@ class _Checked(Watched):
         """The report of the passes run."""
         from sounding.probe.findings.collapse import needs_foresight
         from sounding.probe.verdict import judge_reading
-        from sounding.start.judge import judge_start
 
         if (loss := average(self.losses)) is not None:
             settings = {**settings, "start": loss.to_dict()}
         reading = self._collect(settings)
-        given = (self._root, self._tap.passes, reading, loss)
-        dropped = self._rest.most, self._rest.place
-        largest = self._last_batch.name_largest() if self._last_batch is not None else ""
-        read = frozenset[int]().union(*(one.read for _, one in self._insides)) if self._insides else None
-        start = judge_start(*given, dropped=dropped, largest=largest, read=read) if self.shards is None else ()
+        beside: dict[str, Any] = {"rest": self._rest, "batch": self._last_batch, "still": self._still}
+        given = (self._root, self._tap.passes, reading, loss, [one for _, one in self._insides])
+        start = judge_start(*given, **beside) if self.shards is None else ()
         rows, inside, gaps = look_inside(self._insides, source=self._source)
         inside, profile = leave_known(inside, reading), reading.profile()
         profile = replace(profile, rows=profile.rows + rows)
         if self.shards is not None:
             gaps += (Unmeasured(NETWORK, WHOLE_ONLY),)
         self._reading = reading
-        known = {finding.kind for finding in (*start, *inside)}
-        seen = [one for one in (*self._influence, *self._told_by_loss) if one.kind not in known]
+        told = {finding.kind for finding in (*start, *inside)}
+        seen = [one for one in (*self._influence, *self._told_by_loss) if one.kind not in told]
         unread = max(self._idle, *(one.unread for _, one in self._insides if not math.isnan(one.unread)), 0.0)
         reach = influence.judge_reach(self._unreached, unread)
         self._beside = (*start, *inside, *seen, *reach)

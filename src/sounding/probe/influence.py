@@ -23,9 +23,9 @@ from sounding.probe.batches import Batch, cut
 from sounding.probe.calls import OpenCall, Pass
 from sounding.probe.outputs import answer_tensor, leading_tensor, sample_matrix
 from sounding.probe.records import Finding, Severity
+from sounding.probe.sentences import tell
 from sounding.probe.state import DropoutAtRest, plain_execution
 from sounding.probe.tap import Tap, survey_model
-from sounding.start.loss import make_finding
 
 SAMPLES = 3
 CROWD = 16  # samples among which a single one has little to say, where all of them have their say
@@ -178,8 +178,8 @@ def _compare(before: _Sketch, after: _Sketch, tokens: Tensor | None) -> Influenc
         return found
     reaches = _differ(one[-1], other[-1])
     alike = not any(_differ(one[0], row) for row in one[1:])
-    found = replace(found, samples=found.samples or reaches, alike=alike)
     # experts that take tokens of several samples at once mix what they compute, and not what comes out
+    found = replace(found, samples=reaches, alike=alike)
     if reaches or tokens is None or one.shape[:2] != tokens.shape[:2] or one.dim() != 3:
         return found
     middle = tokens.shape[1] // 2
@@ -255,34 +255,17 @@ def judge_influence(found: Influence | None, batch: Batch, *, causal: bool) -> l
     told: list[Finding] = []
     if found.samples:
         harmful = found.ordered or found.alike or found.steps or found.foreign >= 1
-        severity: Severity = "medium" if harmful else "low"
-        same = " All samples get the same output." if found.alike else ""
-        same += " It changes with their order, too." if found.ordered else ""
+        more = " All samples get the same output." if found.alike else ""
+        more += " It changes with their order, too." if found.ordered else ""
         if harmful and not found.alike and found.foreign >= 1:
-            same += " They have as much say in it as the sample itself."
+            more += " They have as much say in it as the sample itself."
         where = f"from {found.call!r} on" if found.call else "in what the network returns"
-        told = [make_finding(
-            "mixed_samples", severity,
-            f"The samples of the batch are not independent: what one of them gives changes {where} when the others "
-            f"change.{same} A sum, a mean or an attention runs over the axis of the samples, or a layer takes this "
-            "axis for that of time (batch_first).",
-            ("look for an operation over axis 0, and for batch_first", "batch_axis= if another axis holds the samples",
-             "nothing, if it is meant: a contrastive loss, a graph, a memory bank"),
-            "samples that do not know of each other", "samples that change with others", layer=found.call,
-        )]  # fmt: skip
-    backwards = not found.past
-    if not found.future or not (backwards or causal or _followed(batch) is not None):
-        return told
-    seen = "on later tokens and none before" if backwards else "on later tokens"
-    where = f", from {found.leak!r} on" if found.leak else ""
-    return [*told, make_finding(
-        "target_leak", "medium",
-        f"Outputs depend on the future, {seen}{where}, and the target at each position is what comes next: nothing "
-        "hides the answer (a causal mask, padding in front), and the network learns to copy it.",
-        ("mask attention above its diagonal: a position sees itself and what came before (is_causal=True)",
-         "pad convolutions over time in front only"),
-        "outputs that depend on earlier tokens alone", "outputs that depend on later tokens", layer=found.leak,
-    )]  # fmt: skip
+        told = [tell("samples_meet", "medium" if harmful else "low", layer=found.call, where=where, more=more)]
+    if found.future and (not found.past or causal or _followed(batch) is not None):
+        seen = "on later tokens" if found.past else "on later tokens and none before"
+        where = f", from {found.leak!r} on" if found.leak else ""
+        told.append(tell("sees_the_future", layer=found.leak, seen=seen, where=where))
+    return told
 
 
 def is_copied(output: Any, batch: Batch, targets: Any, loss: Any) -> bool:
@@ -305,19 +288,6 @@ def is_copied(output: Any, batch: Batch, targets: Any, loss: Any) -> bool:
         return float(value) < 1 - MATCH
     except Exception:
         return False  # a loss that wants more than logits
-
-
-def judge_copy(copied: bool) -> list[Finding]:
-    """A finding where the targets are the inputs."""
-    if not copied:
-        return []
-    return [make_finding(
-        "target_leak", "medium",
-        "The target at each position is the token that stands there: a network that repeats its inputs has no loss, "
-        "and learns nothing else.",
-        ("move the targets by one place: targets = tokens[:, 1:], inputs = tokens[:, :-1]",),
-        "targets that are the next tokens", "targets that are the inputs",
-    )]  # fmt: skip
 
 
 def _followed(batch: Batch) -> tuple[int, int] | None:
@@ -389,11 +359,5 @@ def judge_reach(entries: float, tokens: float) -> list[Finding]:
     share, parts = max((entries, "entries"), (tokens, "tokens"))
     if share < MANY:
         return []
-    return [make_finding(
-        "unused_input", "medium" if share > MOST else "low",
-        f"The loss does not depend on {share:.0%} of the {parts} of the input, whatever the sample: steps, pixels or "
-        "features are cut off before they reach it.",
-        ("look for an index that takes the wrong step, a slice, and a mask that hides too much or is turned around",),
-        "a loss that depends on all of the input", f"{share:.0%} of it reach nothing", {"share": share},
-        layer="input",
-    )]  # fmt: skip
+    severity: Severity = "medium" if share > MOST else "low"
+    return [tell("cut_off", severity, layer="input", evidence={"share": share}, parts=parts)]

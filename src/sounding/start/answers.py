@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sounding.probe.batches import Batch
-from sounding.probe.influence import is_copied, judge_copy
+from sounding.probe.influence import is_copied
 from sounding.probe.outputs import leading_tensor
 from sounding.probe.records import Finding
-from sounding.start.loss import make_finding
+from sounding.probe.sentences import tell
 
 MOST = 2**22  # numbers in an output whose pairing is looked at: four more gradients of the loss alone
 PAIRS = 3  # of samples whose targets are exchanged
@@ -29,7 +29,7 @@ def look_at_answers(
 ) -> tuple[Finding, ...]:
     """What was told already, and what these tell besides, one finding of a kind."""
     found = {one.kind: one for one in told}
-    copied = judge_copy(is_copied(output, batch, batch.targets, loss))
+    copied = [tell("copied_targets")] if is_copied(output, batch, batch.targets, loss) else []
     for one in (*copied, *find_pairing(output, targets, loss), *find_given_away(batch.tensors(), batch.targets)):
         found.setdefault(one.kind, one)
     return tuple(found.values())
@@ -56,16 +56,14 @@ def find_pairing(output: Any, targets: Any, loss: Any) -> Iterator[Finding]:
         torch.set_rng_state(torch_state)
     if exchanged is None or (own and not exchanged):
         return
-    what = "each output with the targets of all samples" if not own and not exchanged else (
+    all_alike = not own and not exchanged
+    what = "each output with the targets of all samples" if all_alike else (
         "outputs with the targets of other samples or places")  # fmt: skip
-    yield make_finding(
-        "mixed_samples", "medium",
-        f"The loss compares {what}: when two samples or places exchange their targets, the gradients of "
-        f"{'none' if not own and not exchanged else 'others'} change. No output learns what belongs to it.",
-        ("print the shapes of output and target where the loss takes them: output.squeeze(-1), or targets[:, None]",
-         "flatten both in one order: a transpose of one of them alone turns rows into columns"),
-        "each output beside its own target", "targets of other samples",
-    )  # fmt: skip
+    changing = "none" if all_alike else "others"
+    yield tell(
+        "foreign_targets",
+        what=f"{what}: when two samples or places exchange their targets, the gradients of {changing}",
+    )
 
 
 def _changed_units(output: Tensor, targets: Tensor, loss: Callable[..., Tensor]) -> tuple[bool, bool | None]:
@@ -139,10 +137,4 @@ def find_given_away(inputs: Sequence[Tensor], targets: Any) -> Iterator[Finding]
     best = int(alike.argmax())
     if not float(alike[best]) > SURE or math.isnan(float(alike[best])):
         return
-    yield make_finding(
-        "target_leak", "low",
-        f"Column {best} of the inputs is the target, up to a factor and a constant: the network learns to copy it, and "
-        "has nothing where the column is missing.",
-        ("leave this column out", "nothing, if it is known when the network is used"),
-        "inputs that do not hold the target", f"column {best} holds it", {"column": float(best)},
-    )  # fmt: skip
+    yield tell("given_away", evidence={"column": float(best)})

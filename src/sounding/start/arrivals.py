@@ -5,42 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Container, Sequence
-from dataclasses import replace
 
 from torch import nn
 
 from sounding.probe.calls import Pass, named_modules, named_parameters
-from sounding.probe.inside.oddities import key_of
+from sounding.probe.inside.storages import key_of
 from sounding.probe.outputs import EMPTY
 from sounding.probe.records import Finding, FindingKind, Severity
+from sounding.probe.sentences import tell
 from sounding.start.parameters import NUMBER
 
 MOST = 0.5  # of the numbers in matrices that ask for a gradient: beyond it, training leaves out the network itself
 PART = 0.25  # beyond it an encoder or a tower is left out; poolers and spare heads hold less
-WORDS: dict[FindingKind, tuple[str, str, str]] = {
-    "frozen": (
-        "Training leaves {names} unchanged: no gradient is asked for (requires_grad=False)",
-        "nothing, if that is meant; else requires_grad_(True)",
-        "frozen",
-    ),
-    "detached": (
-        "No gradient of the loss comes back to {names}, used in the pass: something on the way is detached, or the "
-        "loss does not see this output",
-        "look for detach(), no_grad, item() and casts to integers between it and the loss",
-        "cut off from the loss",
-    ),
-    "unused": (
-        "Such a pass never trains {names}: nothing in it was called, or what it gave was empty",
-        "remove it, or call it",
-        "not used",
-    ),
-    "behind_zeros": (
-        "The gradient of {names} is exactly zero: zeros multiply it on its way back",
-        "look for weights of zero and dead units between it and the loss",
-        "a gradient of exactly zero",
-    ),
-}
-
 UNTRAINED = (
     " They are as a start has drawn them: what trains sees random features, and nobody has trained these before."
 )
@@ -106,24 +82,14 @@ def find_arrivals(
             kind == "behind_zeros" and not practice and not moving and share > MOST
         ):
             severity = "medium"
-        one = _finding(kind, severity, parameters, share, practice, moving or zeros)
-        found.append(replace(one, why=one.why + UNTRAINED) if kind == "frozen" and untrained else one)
+        more = UNTRAINED if kind == "frozen" and untrained else ""
+        found.append(_finding(kind, severity, parameters, share, practice, moving or zeros, more))
     without = dict(lost.get("behind_zeros", ()))
     stuck = [name for name in zeros if name in without]
     if len(stuck) > 1 and not moving:
-        found.append(_stuck(stuck))
+        evidence, layer = {"parameters": float(len(stuck))}, stuck[0].rpartition(".")[0]
+        found.append(tell("stuck_zeros", layer=layer, parameter=stuck[0], evidence=evidence, others=len(stuck) - 1))
     return found
-
-
-def _stuck(names: list[str]) -> Finding:
-    """Zeros that multiply each other: none of them gets a gradient, and none ever will."""
-    return Finding(
-        "behind_zeros", "medium", names[0].rpartition(".")[0] or None, None, {"parameters": float(len(names))},
-        f"{names[0]} and {len(names) - 1} more parameters are zero and get a gradient of exactly zero, and no other "
-        "parameter of zero gets one that could free them: two factors of a product start at zero, so that neither "
-        "ever learns.", "", (f"draw {names[0]} at random: of two factors in a row only one may start at zero",),
-        parameter=names[0], expected="a gradient, or a factor that moves first", found="zero, and so for ever",
-    )  # fmt: skip
 
 
 def _largest(parameters: list[tuple[str, nn.Parameter]]) -> str:
@@ -172,19 +138,17 @@ def _finding(
     share: float,
     practice: Sequence[Finding],
     zeros: Sequence[str],
+    more: str = "",
 ) -> Finding:
     """One finding about all parameters of a kind that no gradient reaches."""
-    name = _largest(parameters)
-    sentence, remedy, found = WORDS[kind]
-    names = name if len(parameters) == 1 else f"{name} and {len(parameters) - 1} more parameters"
-    why = sentence.format(names=names)
+    name, remedy = _largest(parameters), "look for weights of zero and dead units between it and the loss"
     if kind == "behind_zeros" and practice:
-        why += f"; {practice[0].parameter} starts at zero, which is a practice and explains it for the first step"
+        more = f"; {practice[0].parameter} starts at zero, which is a practice and explains it for the first step"
     elif kind == "behind_zeros" and zeros:
-        why += f"; {zeros[0]}{f' and {len(zeros) - 1} more' if len(zeros) > 1 else ''} start at zero everywhere"
+        more = f"; {zeros[0]}{f' and {len(zeros) - 1} more' if len(zeros) > 1 else ''} start at zero everywhere"
         remedy = f"start {zeros[0]} at what its kind has: norms and scales at 1 or a small number, weights at random"
-    return Finding(
-        kind, severity, name.rpartition(".")[0] or None, None,
-        {"parameters": float(len(parameters)), "share": share}, f"{why}.", "", (remedy,),
-        parameter=name, expected="a gradient", found=found,
+    return tell(
+        kind, severity, layer=name.rpartition(".")[0], parameter=name, remedy=remedy, more=more,
+        names=name if len(parameters) == 1 else f"{name} and {len(parameters) - 1} more parameters",
+        evidence={"parameters": float(len(parameters)), "share": share},
     )  # fmt: skip

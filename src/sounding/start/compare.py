@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sounding.errors import TargetError, UsageError
 from sounding.probe.records import Finding
+from sounding.probe.sentences import tell
 from sounding.start.audit import Audit, audit
 from sounding.start.parameters import SURE, Parameter, take_stock
 
@@ -85,28 +86,18 @@ def _agree(one: Parameter, other: Parameter) -> bool:
 
 
 def _law_differs(one: Parameter, other: Parameter) -> Finding:
-    return Finding(
-        "meta_law", "high" if not one.finite else "medium", one.layer or None, None,
-        {"eager": other.scale, "through_meta": one.scale},
-        f"Built eagerly, {one.name} has a root mean square of {other.scale:.3g} around {other.law.mean:.3g}; through "
-        f"the meta device and its own initialization it has {one.scale:.3g} around {one.law.mean:.3g}.", "",
-        ("put the initialization into reset_parameters or init_weights, which both ways call",),
-        parameter=one.name, expected=f"{other.scale:.3g}, as built eagerly", found=f"{one.scale:.3g}",
+    return tell(
+        "meta_law", "medium" if one.finite else "high", layer=one.layer, parameter=one.name,
+        evidence={"eager": other.scale, "through_meta": one.scale}, eager_mean=other.law.mean, mean=one.law.mean,
     )  # fmt: skip
 
 
 def _buffers(eager: nn.Module, late: nn.Module) -> list[Finding]:
     """Buffers (rotary frequencies, masks, running statistics) are no draws: they must be equal."""
-    found, expected = [], dict(eager.named_buffers())
-    for name, tensor in late.named_buffers():
-        other: Tensor | None = expected.get(name)
-        if other is None or (tensor.shape == other.shape and torch.equal(tensor, other)):
-            continue
-        found.append(Finding(
-            "meta_law", "high", name.rpartition(".")[0] or None, None, {},
-            f"The buffer {name} is not what it is when the network is built eagerly: `to_empty` gives it memory, "
-            "and no initialization writes it.", "",
-            ("fill it in reset_parameters, or compute it in forward",),
-            parameter=name, expected="the values of the network built eagerly", found="other values",
-        ))  # fmt: skip
-    return found
+    expected = dict(eager.named_buffers())
+    return [
+        tell("meta_buffer", layer=name.rpartition(".")[0], parameter=name)
+        for name, tensor in late.named_buffers()
+        if (other := expected.get(name)) is not None
+        and not (tensor.shape == other.shape and torch.equal(tensor, other))
+    ]

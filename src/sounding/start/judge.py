@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from sounding.probe.batches import Batch
 from sounding.probe.calls import Pass, named_modules, named_parameters
+from sounding.probe.inside.listen import Inside
 from sounding.probe.reading import LayerCall, Reading
-from sounding.probe.records import Finding, FindingKind, Severity
-from sounding.probe.state import DROPOUT
+from sounding.probe.records import Finding, Severity
+from sounding.probe.sentences import tell
+from sounding.probe.state import DROPOUT, DropoutAtRest
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.start.arrivals import find_arrivals
 from sounding.start.findings import find_all
@@ -22,10 +25,10 @@ from sounding.start.loss import StartLoss, judge_loss
 from sounding.start.parameters import Parameter, Start, take_stock
 
 USUAL_EPS = 1e-3  # TensorFlow's for batch norm, the largest in use
-NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)  # whatever a class that is made from one is called
 DRAWN = ("gaussian", "uniform", "orthogonal")
 FRESH = 0.9  # of frozen matrices: of a pretrained body hardly one fits a law by chance
 SCALE = "for every column of the inputs subtract its mean and divide by its deviation"
+HALF = 2.0**14  # a root mean square at which a Gaussian signal has entries beyond the end of float16
 RAW = 10.0  # the root mean square of inputs that nobody has scaled: pixels up to 255 have 100
 
 
@@ -34,15 +37,23 @@ def judge_start(
     passes: Sequence[Pass],
     reading: Reading,
     loss: StartLoss | None,
+    insides: Sequence[Inside],
     *,
-    dropped: tuple[float, str] = (0.0, ""),
-    largest: str = "",
-    read: Container[int] | None = None,
+    rest: DropoutAtRest,
+    batch: Batch | None,
+    still: Sequence[str],
 ) -> tuple[Finding, ...]:
     """Every finding about the start, for the verdict of a check.
 
-    `dropped` is the most that a forward method drops, and where; `largest` says which of the inputs are the largest;
-    `read` holds the storages that the operations of the passes have read.
+    Args:
+        root: the network.
+        passes: what was called in each pass.
+        reading: what was measured.
+        loss: the loss at the start.
+        insides: what was seen between modules.
+        rest: knows the most that a forward method drops, and where.
+        batch: the last one.
+        still: the batch norms that were in evaluation mode before the check.
     """
     start = take_stock(root)
     parameters = find_all(start)
@@ -56,7 +67,7 @@ def judge_start(
         practice=practice,
         zeros=zeros,
         untrained=_is_body_random(root, start),
-        read=read,
+        read=frozenset[int]().union(*(one.read for one in insides)) if insides else None,
     )
     losses = judge_loss(loss)
     if reading.calls:
@@ -65,11 +76,29 @@ def judge_start(
                   for one in losses]  # fmt: skip
         if not math.isfinite(last.get("mean_square")):
             losses = [one for one in losses if one.kind != "non_finite"]  # of which the layers tell more
-    given = _size(reading.input.get("mean_square"))
-    if given > RAW and _way_of_inputs(reading):
+    still = tuple(dict.fromkeys((*still, *find_still(root))))  # some fall asleep only when the network wakes up
+    largest = batch.name_largest() if batch is not None else ""
+    given, norms = _size(reading.input.get("mean_square")), _norms_of(reading, start)
+    if given > RAW and _way_of_inputs(reading, norms):
         losses = [_blame_inputs(one, given) if one.kind == "start_loss" else one for one in losses]
-    return (*losses, *_judge_signal(root, reading, largest), *_judge_norms(root, reading),
-            *_judge_dropout(root, dropped), *_judge_activations(root), *parameters, *arrivals)  # fmt: skip
+    return (*losses, *_judge_signal(reading, norms, largest, still), *_judge_norms(root, reading, norms),
+            *_judge_dropout(root, rest), *_judge_activations(root), *parameters, *arrivals)  # fmt: skip
+
+
+def find_still(root: nn.Module) -> tuple[str, ...]:
+    """The batch norms of a network in training mode that are in evaluation mode, and whose statistics are as fresh as a
+    start leaves them; those of a pretrained network may rest."""
+    return tuple(
+        name for name, one in named_modules(root)
+        if root.training and isinstance(one, nn.modules.batchnorm._BatchNorm) and not one.training
+        and one.num_batches_tracked is not None and not int(one.num_batches_tracked)
+    )  # fmt: skip
+
+
+def _norms_of(reading: Reading, start: Start) -> list[LayerCall]:
+    """The calls of norms: of torch's and others that say so, and of those that act like one."""
+    layers = {one.layer for one in start.parameters if one.kind == "norm weight"}
+    return [call for call in reading.calls if "Norm" in call.kind or call.name.partition("#")[0] in layers]
 
 
 def _is_body_random(root: nn.Module, start: Start) -> bool:
@@ -96,39 +125,39 @@ def _blame_inputs(finding: Finding, given: float) -> Finding:
     return replace(finding, why=why, remedies=(SCALE, *finding.remedies))
 
 
-def _judge_signal(root: nn.Module, reading: Reading, largest: str) -> list[Finding]:
+def _judge_signal(reading: Reading, norms: list[LayerCall], largest: str, still: Sequence[str]) -> list[Finding]:
     """Inputs that no norm brings back, and outputs that are huge; each at its place."""
     given, calls = _size(reading.input.get("mean_square")), reading.calls
     found: list[Finding] = []
     severity: Severity
-    way, first = _way_of_inputs(reading), next(iter(reading.weight_layers), None)
+    way = _way_of_inputs(reading, norms)
+    first = next(iter(reading.weight_layers), None)
     arrives = first is None or not _size(first.get("mean_square")) <= RAW  # sines of a large number are no large signal
     if given > THRESHOLDS.huge_input and way and arrives:
         # with norms inside of branches a third of its accuracy was left, and not none: docs/audit.md
-        normed = any("Norm" in call.kind for call in calls)
-        severity = "high" if given > THRESHOLDS.beyond and not normed else "medium"
-        which = f"; {largest}" if largest else ""
-        why = f"The inputs have a root mean square of {given:.3g}, and {way}{which}."
-        found.append(_finding(severity, reading.input.name, 0, given, why, (SCALE,)))
+        severity = "high" if given > THRESHOLDS.beyond and not norms else "medium"
+        evidence = {"root_mean_square": given}
+        found.append(tell("huge_inputs", severity, layer=reading.input.name, depth=0, evidence=evidence, way=way,
+                          largest=f"; {largest}" if largest else ""))  # fmt: skip
     last = _largest_end(reading)
     made = _size(last.get("mean_square")) if last is not None else 0.0
     if last is not None and made > THRESHOLDS.huge_output and made > 10 * given:
-        still = [part for part in root.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
-                 and not part.training and part.track_running_stats]  # fmt: skip
-        behind = "nothing behind it brings it back" if last is calls[-1] else "what stands behind it is flat there"
-        why = f"The last layer gives out a root mean square of {made:.3g}, and {behind}."
-        remedies = (f"look at the weights of {last.name!r}, and at the norm before it", "sounding audit TARGET")
         first = next(call for call in calls if _size(call.get("mean_square")) > THRESHOLDS.huge_output)
-        if first is not last:
-            why += f" Signals are that large from {first.name!r} on."
-            remedies = (f"look at what {first.name!r} is given, and at its weights", *remedies[1:])
-        if still:
-            why += (" Its batch norms are in evaluation mode, where they divide by running statistics that nobody has "
-                    "estimated yet.")  # fmt: skip
-            repair = "sounding repair TARGET --method batch_statistics: let them normalize by the batch"
-            remedies = ("put batch norms into training mode", repair)
-        severity = "high" if made > THRESHOLDS.beyond else "medium"
-        found.append(_finding(severity, last.name, last.depth, made, why, remedies))
+        found.append(tell(
+            "still_norms_pass_it" if still else "huge_outputs", "high" if made > THRESHOLDS.beyond else "medium",
+            layer=last.name, depth=last.depth,
+            evidence={"root_mean_square": made},
+            behind="nothing behind it brings it back" if last is calls[-1] else "what stands behind it is flat there",
+            since="" if first is last else f" Signals are that large from {first.name!r} on.",
+            place=f"the weights of {last.name!r}, and at the norm before it" if first is last else
+            f"what {first.name!r} is given, and at its weights",
+        ))  # fmt: skip
+    elif still:
+        found.append(tell("still_norms", layer=still[0], evidence={"norms": float(len(still))}))
+    large = next((call for call in calls if HALF < _size(call.get("mean_square")) < math.inf), None)
+    if large is not None and not any(one.severity != "low" for one in found):
+        evidence = {"root_mean_square": _size(large.get("mean_square"))}
+        found.append(tell("overflow", layer=large.name, depth=large.depth, evidence=evidence))
     return found
 
 
@@ -141,7 +170,7 @@ def _largest_end(reading: Reading) -> LayerCall | None:
     return reading.weight_layers[-1] if flat else last
 
 
-def _judge_norms(root: nn.Module, reading: Reading) -> list[Finding]:
+def _judge_norms(root: nn.Module, reading: Reading, norms: list[LayerCall]) -> list[Finding]:
     """Norms of the user's own, or with an eps of their own, that do not give out what their scale says.
 
     That is a root mean square of one for scales of one. The worst of them is named. Scales may also be meant as
@@ -149,34 +178,30 @@ def _judge_norms(root: nn.Module, reading: Reading) -> list[Finding]:
     given is small beside their eps. One of the user's own is wrong if it makes noise of unit size too small or too
     large as well: else its eps or a gate decides, or it is called a norm and none is meant.
     """
-    modules, worst, most, count = dict(named_modules(root)), None, THRESHOLDS.tame_norm, 0
-    for call in reading.calls:
+    modules, off = dict(named_modules(root)), list[tuple[float, LayerCall]]()
+    for call in norms:
         made, norm = _size(call.get("mean_square")), modules.get(call.name.partition("#")[0])
-        if norm is None or not ("Norm" in call.kind or isinstance(norm, NORMS)):
+        if norm is None or not 0 < made < math.inf or not norm.training:  # by running statistics any size may be right
             continue
-        if not 0 < made < math.inf or not norm.training:  # by running statistics any size may be right
+        if not any("Norm" in kind.__name__ for kind in type(norm).__mro__):  # a scale on a sphere may be meant
             continue
         scales = [one.detach().float() for one in norm.parameters(recurse=False) if one.dim() == 1][:1]
         own = type(norm).__module__.startswith("torch.nn")
         if (getattr(norm, "eps", None) or 0) <= USUAL_EPS if own else not scales:
             continue
         meant = [1.0, *(float(one.square().mean().sqrt()) for scale in scales for one in (scale, 1 + scale))]
-        off = _factor_off(made, meant)
-        if not own and off > THRESHOLDS.tame_norm:
-            off = min(off, _factor_off(_size_alone(norm, call.shape, scales[0]), meant))
-        count += off > THRESHOLDS.tame_norm
-        if off > most:
-            worst, most = call, off
-    if worst is None:
+        factor = _factor_off(made, meant)
+        if not own and factor > THRESHOLDS.tame_norm:
+            factor = min(factor, _factor_off(_size_alone(norm, call.shape, scales[0]), meant))
+        if factor > THRESHOLDS.tame_norm:
+            off.append((factor, call))
+    if not off:
         return []
-    made = _size(worst.get("mean_square"))
-    more = f", and of {count - 1} more" if count > 1 else ""
-    return [_finding(
-        "medium", worst.name, worst.depth, made,
-        f"What leaves the norm {worst.name!r}{more} has a root mean square of {made:.3g}, {most:.3g} times off "
-        "what its scale says: it divides by something else than the size of what it is given.",
-        ("divide by the root of the mean square, and not of the sum", "look at its eps, and over which axes it runs"),
-        "norm_weight",
+    most, worst = max(off, key=lambda item: item[0])
+    return [tell(
+        "odd_norm", layer=worst.name, depth=worst.depth, most=most,
+        evidence={"root_mean_square": _size(worst.get("mean_square"))},
+        more=f", and of {len(off) - 1} more" if len(off) > 1 else "",
     )]  # fmt: skip
 
 
@@ -195,19 +220,13 @@ def _size_alone(norm: nn.Module, shape: Sequence[int], like: Tensor) -> float:
         return math.nan
 
 
-def _judge_dropout(root: nn.Module, dropped: tuple[float, str]) -> list[Finding]:
+def _judge_dropout(root: nn.Module, rest: DropoutAtRest) -> list[Finding]:
     """Dropout that leaves out nearly everything: it rests during a check, and does not in training."""
     named = [(part.p, name) for name, part in named_modules(root) if isinstance(part, DROPOUT)]
-    share, name = max([*named, dropped], key=lambda one: one[0])
+    share, name = max([*named, (rest.most, rest.place)], key=lambda one: one[0])
     if share < THRESHOLDS.dead:
         return []
-    return [Finding(
-        "dead_units", "medium", name or None, None, {"dropped": share},
-        f"Dropout sets {share:.0%} of the units to zero in each step of training"
-        + (f" at {name!r}" if name else "") + "; a check lets dropout rest, so that nothing else here shows it.", "",
-        ("its number is the share that is dropped, and not the one that is kept: 0.1 to 0.5 are usual",),
-        expected="dropout of 0.1 to 0.5", found=f"{share:.3g}",
-    )]  # fmt: skip
+    return [tell("dropped", layer=name, evidence={"dropped": share}, where=f" at {name!r}" if name else "")]
 
 
 def _judge_activations(root: nn.Module) -> list[Finding]:
@@ -217,12 +236,7 @@ def _judge_activations(root: nn.Module) -> list[Finding]:
     if not straight:
         return []
     more = f" and {len(straight) - 1} more" if len(straight) > 1 else ""
-    return [Finding(
-        "activation", "medium", straight[0], None, {"activations": float(len(straight))},
-        f"The activation {straight[0]!r}{more} gives back what it is given: layers around it compute what one linear "
-        "layer could.", "", ("look at its arguments: LeakyReLU(True) has the slope 1",),
-        expected="an activation that bends", found="a straight line",
-    )]  # fmt: skip
+    return [tell("straight_activation", layer=straight[0], evidence={"activations": float(len(straight))}, more=more)]
 
 
 def _is_straight(part: nn.Module) -> bool:
@@ -235,13 +249,12 @@ def _is_straight(part: nn.Module) -> bool:
     return isinstance(y, Tensor) and y.shape == x.shape and torch.allclose(y, y[-1] / 2 * x) and bool(y.any())
 
 
-def _way_of_inputs(reading: Reading) -> str:
+def _way_of_inputs(reading: Reading, norms: list[LayerCall]) -> str:
     """On which way inputs reach the outputs as large as they come, "" where a norm stands on all of them.
 
     A norm counts as one of the stream where it stands before the first weight layer or beside it in the same module;
     norms inside of residual branches leave the way around them as it is.
     """
-    norms = [call for call in reading.calls if "Norm" in call.kind]
     if not norms:
         return "no normalization brings them back"
     first = next(iter(reading.weight_layers), None)
@@ -254,13 +267,3 @@ def _way_of_inputs(reading: Reading) -> str:
 
 def _size(mean_square: float) -> float:
     return math.sqrt(mean_square) if mean_square >= 0 else 0.0
-
-
-def _finding(
-    severity: Severity, layer: str, depth: int, size: float, why: str, remedies: tuple[str, ...],
-    kind: FindingKind = "huge_signal",
-) -> Finding:  # fmt: skip
-    return Finding(
-        kind, severity, layer, depth, {"root_mean_square": size}, why, "", remedies,
-        expected="a root mean square around 1", found=f"{size:.3g}",
-    )  # fmt: skip

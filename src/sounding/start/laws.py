@@ -61,10 +61,21 @@ def known_laws(parameter: Parameter, start: Start) -> dict[str, float]:
     return laws
 
 
-def name_law(parameter: Parameter, start: Start) -> str:
-    """The first of the known laws that a parameter's scale fits, or "" where none does: small matrices fit several."""
+def fitting_laws(parameter: Parameter, start: Start) -> list[str]:
+    """The known laws that a parameter's scale fits, the commonest first: small matrices fit several."""
     if parameter.scale == 0 or not math.isfinite(parameter.scale):
-        return ""
+        return []
     if parameter.law.shape == "orthogonal":
-        return "orthogonal"
-    return next((name for name, scale in known_laws(parameter, start).items() if parameter.fits(scale)), "")
+        return ["orthogonal"]
+    return [name for name, scale in known_laws(parameter, start).items() if parameter.fits(scale)]
+
+
+def name_law(parameter: Parameter, start: Start) -> str:
+    """The first of the laws that fit, or "" where none does."""
+    return next(iter(fitting_laws(parameter, start)), "")
+
+
+def by_other_fan(law: str, one: Parameter) -> float:
+    """The scale that a law of 1/√fan_in gives a matrix where fan_out is taken for fan_in."""
+    gain = {"He": 2.0, "LeCun": 1.0, "PyTorch's default": 1 / 3}[law]
+    return math.sqrt(gain / max(one.fan_out, 1))

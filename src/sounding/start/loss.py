@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +15,8 @@ from torch.nn import functional
 
 from sounding.probe.outputs import answer_tensor, tensors_in
 from sounding.probe.parts import is_distributed
-from sounding.probe.records import Finding, FindingKind, Severity
+from sounding.probe.records import Finding, Severity
+from sounding.probe.sentences import tell
 from sounding.probe.thresholds import THRESHOLDS
 
 PATIENCE = 100.0  # a mean squared error this many times the best constant's is undone in the first steps at best
@@ -204,36 +204,24 @@ def judge_loss(loss: StartLoss | None) -> list[Finding]:
     if loss is None:
         return []
     if not math.isfinite(loss.value):
-        return [make_finding(
-            "non_finite", "high",
-            f"The loss at the start is {loss.value}: no step can be taken from it.",
-            ("look at the outputs and the targets: a format with a wider range, logarithms and divisions of zero",),
-            "a number", f"{loss.value}",
-        )]  # fmt: skip
-    found = [*(_judge_reach(loss) or _judge_height(loss)), *_judge_labels(loss)]
-    if not loss.classes:
-        return found
-    if loss.twice in ("ReLU", "tanh"):
-        cut = "below zero is cut off and gets no gradient" if loss.twice == "ReLU" else "can leave −1 to 1"
-        found.insert(0, make_finding(
-            "activation", "medium" if loss.twice == "ReLU" else "low",
-            f"The outputs go through a {loss.twice} before the loss takes them for logits: "
-            f"{'a' if loss.twice == 'ReLU' else 'no'} logit {cut}.",
-            ("remove the activation behind the last layer",), "logits of both signs and any size",
-            f"outputs of a {loss.twice}", {"loss": loss.value},
-        ))  # fmt: skip
-    elif loss.twice:
+        return [tell("loss_not_finite", value=loss.value)]
+    return [*(_judge_activation(loss) if loss.classes else ()), *(_judge_reach(loss) or _judge_height(loss)),
+            *_judge_labels(loss)]  # fmt: skip
+
+
+def _judge_activation(loss: StartLoss) -> list[Finding]:
+    """What an activation does in front of a loss that takes logits."""
+    evidence = {"loss": loss.value}
+    if loss.twice in ("softmax", "sigmoid"):
         # the least cross-entropy of probabilities that are taken for logits: the right one is 1, all others are 0
         least = math.log(1 + (loss.classes - 1 if loss.twice == "softmax" else 1) / math.e)
-        found.insert(0, make_finding(
-            "softmax_twice", "high" if loss.asked else "medium",
-            f"The outputs are probabilities already ({loss.twice}), and cross-entropy takes them for logits: the loss "
-            f"starts at {loss.value:.3g}. With {loss.classes} classes it cannot fall below {least:.3g}.",
-            ("remove the softmax or sigmoid from the model", "take the loss of their logarithm (nll_loss), and give it "
-             "with --loss"),
-            "logits", f"outputs of a {loss.twice}", {"loss": loss.value},
-        ))  # fmt: skip
-    return found
+        return [tell("softmax_twice", "high" if loss.asked else "medium", evidence=evidence, twice=loss.twice,
+                     classes=loss.classes, least=least)]  # fmt: skip
+    if not loss.twice:
+        return []
+    cuts = loss.twice == "ReLU"
+    cut = "a logit below zero is cut off and gets no gradient" if cuts else "no logit can leave −1 to 1"
+    return [tell("cut_logits", "medium" if cuts else "low", evidence=evidence, twice=loss.twice, cut=cut)]
 
 
 def _judge_reach(loss: StartLoss) -> list[Finding]:
@@ -241,78 +229,35 @@ def _judge_reach(loss: StartLoss) -> list[Finding]:
     if loss.beyond < FEW:
         return []
     low, high = RANGES[loss.twice]
-    return [make_finding(
-        "start_loss", "medium" if loss.beyond > MANY else "low",
-        f"{loss.beyond:.0%} of the targets lie outside of {low:g} to {high:g}, which is all that the {loss.twice} "
-        "behind the last layer can give: no training reaches them.",
-        ("remove the activation behind the last layer", f"scale the targets to {low:g} to {high:g}"),
-        f"targets from {low:g} to {high:g}", f"{loss.beyond:.0%} outside",
-        {"share_outside_range": loss.beyond, "loss": loss.value},
-    )]  # fmt: skip
+    evidence = {"share_outside_range": loss.beyond, "loss": loss.value}
+    return [tell("targets_out_of_reach", "medium" if loss.beyond > MANY else "low", evidence=evidence, low=low,
+                 high=high, twice=loss.twice)]  # fmt: skip
 
 
 def _judge_height(loss: StartLoss) -> list[Finding]:
     """The finding about a loss that starts far above that of a network without knowledge."""
-    over = loss.over
     kind = "cross-entropy" if loss.classes else "mean squared error"
     height = f"The {kind} in the loss is {loss.part:.4g} at the start"
     if math.isclose(loss.part, loss.value, rel_tol=1e-3):
         height = f"The loss at the start is {loss.part:.4g}"
-    if loss.classes and over > THRESHOLDS.costly_loss and loss.excess > THRESHOLDS.costly_loss / 2:
-        severity: Severity = "high" if over > THRESHOLDS.fatal_loss else "medium"
+    evidence = {"loss": loss.part, "without_knowledge": loss.blind, "spread": loss.spread}
+    if loss.classes and loss.over > THRESHOLDS.costly_loss and loss.excess > THRESHOLDS.costly_loss / 2:
+        severity: Severity = "high" if loss.over > THRESHOLDS.fatal_loss else "medium"
         if severity == "medium" and loss.labels == loss.classes and math.isclose(loss.entropy, loss.blind):
             severity = "low"  # every label once: a table of all pairs of a contrastive loss, sharp by its temperature
-        why = (
-            f"{height}, and a network without knowledge has ln {loss.classes} = {loss.blind:.4g}: its logits have a "
-            f"standard deviation of {loss.spread:.3g}, which costs {loss.excess:.3g} on average; the first steps only "
-            "undo them."
-        )
-    elif not loss.classes and loss.blind > 0 and loss.part > PATIENCE * loss.blind:
-        severity = "medium"
-        why = (
-            f"{height}; the best constant would have {loss.blind:.4g}: the outputs (standard deviation "
-            f"{loss.spread:.3g}) or the mean of the targets are far larger than their differences."
-        )
-    else:
-        return []
-    remedies: tuple[str, ...] = (
-        "scale the last layer, or the embedding it is tied to, down",
-        "look at what stands before it: a norm?",
-    )
-    if not loss.classes:
-        remedies = ("subtract the mean of the targets and divide by their deviation", *remedies)
-    evidence = {"loss": loss.part, "without_knowledge": loss.blind, "spread": loss.spread}
-    expected, found = f"a loss of {loss.blind:.4g}", f"a loss of {loss.part:.4g} at the start"
-    return [make_finding("start_loss", severity, why, remedies, expected, found, evidence)]
+        return [tell("sharp_logits", severity, evidence=evidence, height=height, classes=loss.classes,
+                     excess=loss.excess)]  # fmt: skip
+    if not loss.classes and loss.blind > 0 and loss.part > PATIENCE * loss.blind:
+        return [tell("far_from_targets", evidence=evidence, height=height)]
+    return []
 
 
 def _judge_labels(loss: StartLoss) -> list[Finding]:
     if loss.sequence and loss.most < HALF:  # words are never equally frequent; padding is more than all of them
         return []
     if loss.most == 1 and loss.labels >= ALL:
-        return [make_finding(
-            "class_imbalance", "medium",
-            f"All {loss.labels} labels of the batch are of one class: the loss falls by learning that class alone, "
-            "whatever comes in.",
-            ("shuffle the samples: files are often sorted by class", "look at how the labels are made"),
-            "labels of several classes", "labels of one class", {"labels": float(loss.labels), "most_frequent": 1.0},
-        )]  # fmt: skip
+        return [tell("one_class", evidence={"labels": float(loss.labels), "most_frequent": 1.0})]
     if loss.classes < 2 or loss.labels < LABELS * loss.classes or loss.entropy >= UNEVEN * loss.blind:
         return []
-    return [make_finding(
-        "class_imbalance", "low",
-        f"The labels of the batch have an entropy of {loss.entropy:.3g}, less than ln C = {loss.blind:.3g}: "
-        f"{loss.most:.0%} are of one class. A network that knows only that has a loss of {loss.entropy:.3g}, and the "
-        "first steps learn no more than that.",
-        ("start the bias of the output at the logarithms of the frequencies",),
-        f"an entropy of {loss.blind:.3g}", f"labels of an entropy of {loss.entropy:.3g}",
-        {"entropy": loss.entropy, "uniform": loss.blind, "most_frequent": loss.most},
-    )]  # fmt: skip
-
-
-def make_finding(
-    kind: FindingKind, severity: Severity, why: str, remedies: tuple[str, ...], expected: str, found: str,
-    evidence: Mapping[str, float] = MappingProxyType({}), *, layer: str | None = None,
-) -> Finding:  # fmt: skip
-    """A finding about the whole network, or about the first module at which it shows."""
-    return Finding(kind, severity, layer, None, evidence, why, "", remedies, expected=expected, found=found)
+    evidence = {"entropy": loss.entropy, "uniform": loss.blind, "most_frequent": loss.most}
+    return [tell("class_imbalance", evidence=evidence)]

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from sounding.probe.inside.oddities import key_of
+from sounding.probe.inside.storages import key_of
 from sounding.probe.parts import is_distributed
 from sounding.probe.records import Finding, FindingKind
+from sounding.probe.sentences import tell
 from sounding.probe.thresholds import THRESHOLDS
-from sounding.start.loss import make_finding
 
 NORMALIZING = ("logsumexp", "_log_softmax", "_softmax")
 COMPARING = ("sub", "mse_loss", "smooth_l1_loss", "huber_loss")
@@ -57,49 +57,18 @@ class LossOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """What one operation of a loss tells."""
         second = args[1] if len(args) > 1 else None
         if isinstance(second, Tensor) and self._is_broadcast(args[0], second):
-            sizes = f"{tuple(_own_shape(args[0]))} and {tuple(_own_shape(second))}"
-            yield make_finding(
-                "mixed_samples", "medium",
-                f"The loss compares each output with the targets of all samples: tensors of the shapes {sizes} are "
-                f"broadcast to ({self._size}, {self._size}). The best that a network "
-                "can learn is then the mean of the targets.",
-                ("give both the same shape: output.squeeze(-1), or targets[:, None]",),
-                "outputs and targets of one shape", "a table of all pairs",
-            )  # fmt: skip
+            shapes = f"{tuple(_own_shape(args[0]))} and {tuple(_own_shape(second))}"
+            yield tell("broadcast", shapes=shapes, size=self._size)
         elif name in COMPARING and isinstance(second, Tensor) and (size := _size_of_targets(args[0], second)):
-            yield make_finding(
-                "start_loss", "low",
-                f"The targets have a root mean square of {size:.3g}, and the outputs are far smaller: the first steps "
-                "only learn to be large, and beside other parts of a loss this one drowns them.",
-                ("subtract the mean of the targets and divide by their deviation",),
-                "targets of the size of the outputs", f"targets of a root mean square of {size:.3g}",
-            )  # fmt: skip
+            yield tell("large_targets", size=size)
         elif name == "_log_softmax" and self._is_cut_across(args[0], int(args[1])):
-            yield make_finding(
-                "wrong_axis", "medium",
-                "The loss takes scores for rows of classes without moving the axis of the classes: each of its rows "
-                "mixes places and classes.",
-                ("movedim(1, -1) before reshape(-1, classes), or cross_entropy with classes on axis 1",),
-                "one row of classes for each place", "rows that are cut across classes and places",
-            )  # fmt: skip
+            yield tell("cut_across")
         elif name == "_log_softmax" and self._runs_over_samples(args[0], int(args[1])):
-            yield make_finding(
-                "mixed_samples", "medium",
-                "The softmax in the loss runs over the axis of the samples: they compete for each class, and the loss "
-                "does not ask for the class of a sample.",
-                ("softmax over the axis of the classes: dim=1 or dim=-1",),
-                "shares that sum to one within a sample", "shares that sum to one over the batch",
-            )  # fmt: skip
+            yield tell("softmax_over_samples")
         elif name.startswith("nll_loss") and args[0].requires_grad and args[0].dim() > 1:
             yield from self._look_at_shares(args[0])
         elif name in NORMALIZING and args[0].requires_grad and _are_shares(args[0], args[1]):
-            yield make_finding(
-                "softmax_twice", "medium",
-                "The loss takes for logits what are probabilities already: they sum to one, and it normalizes them "
-                "once more, so that no choice can become sure.",
-                ("remove the softmax from the model", "say that they are probabilities: Categorical(probs=…)"),
-                "logits", "probabilities",
-            )  # fmt: skip
+            yield tell("probabilities_again")
 
     def _look_at_shares(self, logarithms: Tensor) -> Iterator[Finding]:
         """What a loss takes for logarithms of shares, and are none of the classes of a sample."""
@@ -110,22 +79,8 @@ class LossOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
         places = rows.flatten(0, -2)
         if len(places) % self._size == 0:
             places = places.view(self._size, -1, rows.shape[-1])
-        if any(bool((places.logsumexp(axis).abs() < NEAR_ONE).all()) for axis in (0, 1)):
-            yield make_finding(
-                "wrong_axis", "medium",
-                "The log_softmax in front of the loss runs over samples or places, and not over the classes: what the "
-                "classes of a sample have does not sum to one.",
-                ("log_softmax over the axis of the classes: dim=1 or dim=-1",),
-                "shares that sum to one over the classes", "shares that sum to one over another axis",
-            )  # fmt: skip
-        else:
-            yield make_finding(
-                "start_loss", "high",
-                "The loss takes for logarithms of probabilities what is none: their exponentials do not sum to one, "
-                "log_softmax is missing. It has no lower end, and falls as the outputs grow, whatever they say.",
-                ("take cross_entropy, or put log_softmax between the outputs and nll_loss",),
-                "logarithms of probabilities", "outputs that are not normalized",
-            )  # fmt: skip
+        over_another = any(bool((places.logsumexp(axis).abs() < NEAR_ONE).all()) for axis in (0, 1))
+        yield tell("shares_over_another_axis" if over_another else "no_logarithms")
 
     def _is_broadcast(self, left: Tensor, right: Tensor) -> bool:
         """Whether one of two vectors, one of them of outputs, is laid along the rows of a table and one along its

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections import Counter
@@ -26,6 +27,7 @@ SURE = 4.0  # standard errors
 SLACK = 0.03  # what a law may be off by rounding of its constant, beside the sampling error
 WEIGHTS = ("linear", "convolution", "recurrent", "embedding", "matrix")
 TOKENS = re.compile(r"embed|token|pos|cls|query|latent", re.IGNORECASE)
+SHIFT = re.compile(r"bias|beta|shift", re.IGNORECASE)
 NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")
 
 
@@ -153,13 +155,15 @@ def _survey_all(
 ) -> Iterator[Parameter]:
     """Every parameter with values, with its role, fans, law and range."""
     held = [(name, parameter, tensor) for name, parameter in named if (tensor := _values(parameter)) is not None]
+    norms = {type(module): module for module in modules.values() if _is_simple(module)}
+    classes = {kind for kind, module in norms.items() if "Norm" in kind.__name__ or acts_as_norm(module)}
     entries = gather([sample_entries(tensor) for *_, tensor in held])
     ends = gather([end.reshape(1) for *_, tensor in held for end in torch.aminmax(tensor)])
     for index, (name, parameter, tensor) in enumerate(held):
         layer, _, key = name.rpartition(".")
         holders = owners.get(id(parameter), {})
         owner = modules.get(layer) or next(iter(holders.values()), None)
-        kind = _kind(owner, key, tensor)
+        kind = _kind(owner, key, tensor, normalizes=type(owner) in classes)
         fan_in, fan_out = _fans(owner, kind, tensor)
         low, high = (end.item() for end in ends[2 * index : 2 * index + 2])
         sample = entries[index]
@@ -192,6 +196,41 @@ def sample_entries(tensor: Tensor) -> Tensor:
     return flat[::step]
 
 
+def _is_simple(module: nn.Module) -> bool:
+    """Whether a module holds nothing but vectors, as norms do."""
+    held = [one for one in module._parameters.values() if one is not None]
+    return bool(held) and not module._modules and all(_is_vector(one) and not is_lazy(one) for one in held)
+
+
+def _is_vector(tensor: Tensor) -> bool:
+    return sum(size > 1 for size in tensor.shape) <= 1  # an embedding with a norm inside may be called by it
+
+
+@torch.no_grad()
+def acts_as_norm(module: nn.Module) -> bool:
+    """Whether a module gives the same for three times what it is given, with scales of one and shifts of zero.
+
+    That is what a norm is, whatever its class is called; features may stand on the last axis or on the second.
+    """
+    if type(module).__module__.startswith("torch.nn"):
+        return False
+    size = max(one.numel() for one in module._parameters.values() if one is not None)
+    noise = torch.Generator().manual_seed(0)
+    for shape in ((4, size), (4, 3, size), (4, size, 3, 3)) if size > 1 else ():
+        given = torch.randn(shape, generator=noise)
+        try:
+            one = copy.deepcopy(module).float().cpu()
+            for key, held in one._parameters.items():
+                if held is not None:
+                    held.fill_(0.0 if SHIFT.search(key) else 1.0)
+            plain, tripled = (type(module).forward(one, factor * given) for factor in (1, 3))
+            if plain.shape == given.shape and bool(plain.any()) and torch.allclose(plain, tripled, rtol=0.01):
+                return True
+        except Exception:  # whatever a module of the user's refuses: another shape may do
+            continue
+    return False
+
+
 def _is_linear(module: nn.Module | None) -> bool:
     return isinstance(module, nn.Linear) or hasattr(module, "out_features") or _is_transposed(module)
 
@@ -201,14 +240,12 @@ def _is_transposed(module: nn.Module | None) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
-def _kind(owner: nn.Module | None, key: str, tensor: Tensor) -> str:
+def _kind(owner: nn.Module | None, key: str, tensor: Tensor, *, normalizes: bool) -> str:
     """The role of a parameter in its layer, in one word or two."""
-    long = sum(size > 1 for size in tensor.shape) > 1
-    normalizes = "Norm" in type(owner).__name__ and not long  # an embedding with a norm inside may be called by it
+    if normalizes:
+        return "norm bias" if SHIFT.search(key) else "norm weight"
     if "bias" in key.lower():
-        return "norm bias" if normalizes else "bias"
-    if normalizes and key in ("weight", "gamma", "scale", "beta"):
-        return "norm bias" if key == "beta" else "norm weight"
+        return "bias"
     if isinstance(owner, nn.Embedding | nn.EmbeddingBag):
         return "embedding"
     if isinstance(owner, nn.RNNBase | nn.RNNCellBase):
@@ -219,7 +256,7 @@ def _kind(owner: nn.Module | None, key: str, tensor: Tensor) -> str:
         return "linear"
     if tensor.dim() > 1 and TOKENS.search(key):
         return "token"
-    return "matrix" if long else "vector"
+    return "vector" if _is_vector(tensor) else "matrix"
 
 
 def _fans(owner: nn.Module | None, kind: str, tensor: Tensor) -> tuple[int, int]:

@@ -73,6 +73,9 @@ def measure_change(reading: Reading, thresholds: Thresholds) -> Change | None:
     explodes = jump > 0 if broken is not None else rate > 0
     slowest = rate + _widening(reading) * ((low if explodes else high) - rate)
     seen = _seen_change(reading, explodes=explodes)
+    if not explodes:
+        # of a layer that a loop calls again and again the last call has a gradient: what fades is time and not depth
+        steps = len({call.name.partition("#")[0] for call in reading.layers if call.weighs}) - 1
     return Change(rate, low, high, slowest, steps, seen, reading.depth, jump, broken)
 
 

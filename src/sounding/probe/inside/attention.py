@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from sounding.probe.inside.storages import keys_of
 
 HIDDEN = -1e4  # masks hide a key by −∞ or by the most negative number of a type; all of them lie below this
 # Scores that are looked at in one call: enough for a thousand rows of 512 keys, and a few milliseconds on one core.
 BUDGET = 2**19
+HEAD = 4  # features from which on products add up so that they have to be divided
+SAME_LENGTH = 1e-3  # up to which queries are normalized
 ONE_HOT = 0.99  # the weight of one key from which a row looks at nothing else
 MEASURES = ("score_std", "score_max", "attention_entropy", "one_hot_fraction", "condensation")
 
@@ -23,11 +30,42 @@ class Attention:
         at: how many module calls had ended before it.
         heads: (measures, heads), in the order of `MEASURES`; NaN for a head without a row of two or more keys.
         gradients: ln of the norm of the loss's gradient at queries, keys and values, as they enter the products.
+        raw: whether nothing has divided the products by √d.
     """
 
     at: int
     heads: Tensor
     gradients: dict[str, float] = field(default_factory=dict)
+    raw: bool = False
+
+
+class Divisions:
+    """Which tensors a number has multiplied or divided since the last layer, as scores of attention should be."""
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()  # storages
+
+    def note(self, name: str, args: Any, kwargs: Any, taken: Iterable[int], made: Iterable[int]) -> None:
+        """Look at one operation: the storages whose division it passes on, and those that it makes."""
+        numbers = [one for one in args[1:2] if not isinstance(one, Tensor) or one.numel() == 1]
+        divided = (name in ("mul", "div") and bool(numbers)) or kwargs.get("alpha", 1) != 1
+        divided = divided or not self._known.isdisjoint(taken)
+        (self._known.update if divided else self._known.difference_update)(made)
+
+    def hold(self, tensor: Tensor) -> bool:
+        """Whether this is one of them."""
+        return not self._known.isdisjoint(keys_of([tensor]))
+
+    def lack(self, queries: Tensor, keys: Tensor) -> bool:
+        """Whether the products of queries and keys of one sequence, each (…, places, features), have nothing that
+        divides them by √d: no number, no law of the queries (T5's), and no norm."""
+        size = queries.shape[-1]
+        if size < HEAD or queries.shape[-2] != keys.shape[-2] or self.hold(queries) or self.hold(keys):
+            return False
+        with _disable_current_modes(), torch.no_grad():
+            lengths, others = (one.detach().float().norm(dim=-1) for one in (queries, keys))
+            smaller = lengths.square().mean() < others.square().mean() / size**0.5
+            return not bool(smaller) and bool(lengths.std() > SAME_LENGTH * lengths.mean())
 
 
 def fold(shape: tuple[int, ...], batch_size: int) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from sounding.probe.inside.rows import Seen, rows_of
 from sounding.probe.inside.sentences import SENTENCES
 from sounding.probe.reading import Reading
 from sounding.probe.records import Finding, FindingKind, Severity, Unmeasured
+from sounding.probe.sentences import tell
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.profile import Row
 
@@ -56,6 +57,10 @@ def find_entropy_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Rows of attention that look at few keys however many there are, in most of the network's attentions."""
     attentions = [one for one in seen if one.kind == "attention" and "condensation" in one.values]
     collapsed = [one for one in attentions if one.values["condensation"] > THRESHOLDS.condensed]
+    raw = [one for one in attentions if one.raw]
+    if raw and not collapsed:
+        yield tell("raw_scores", layer=raw[0].name, depth=raw[0].layer, attentions=len(raw),
+                   evidence={"score_std": raw[0].values["score_std"]})  # fmt: skip
     if not collapsed:
         return
     share = len(collapsed) / len(attentions)

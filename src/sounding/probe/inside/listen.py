@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from sounding.probe.calls import Pass
 from sounding.probe.gradients import hook_gradient, log_norm
-from sounding.probe.inside.attention import Attention, look_at_products, look_at_scores
+from sounding.probe.inside.attention import Attention, Divisions, look_at_products, look_at_scores
 from sounding.probe.inside.gates import Gates, WrittenGates, look_at_gates, note_rate, unpacked
 from sounding.probe.inside.oddities import NORMS, Oddities
 from sounding.probe.inside.precision import Range, ends_of
 from sounding.probe.inside.router import Router, count_choices
+from sounding.probe.inside.storages import keys_of, tensors_of
 from sounding.probe.inside.stream import SAMPLES, Addition, look_behind, sizes_of
 from sounding.probe.inside.tokens import are_told_apart, share_unread
 from sounding.probe.inside.trail import Trail
@@ -72,13 +73,14 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._weights, self._passes, self._axis, self._tokens = weights, passes, axis, tokens
         self._born: dict[int, int] = {}
         self.read: dict[int, int] = {}  # when each storage was last read
-        self._marks: dict[int, Mark] = dict.fromkeys(_keys(weights), (WEIGHT, None))
+        self._marks: dict[int, Mark] = dict.fromkeys(keys_of(weights), (WEIGHT, None))
         self._time = self._product = 0
         self._attended = False
+        self._divisions = Divisions()
         self._names: dict[Any, str] = {}
         self._factors: dict[int, float] = {}  # of tensors that are another one times a number
         self._sums: dict[int, dict[int, int]] = {}  # of sums: what streams they hold, and when these were made
-        self._trained = set(_keys(weight for weight in weights if weight.requires_grad))
+        self._trained = set(keys_of(weight for weight in weights if weight.requires_grad))
         # storages of what a product with trained weights is behind, detached or not, by the calls before they were made
         self._learned: dict[int, int] = {}
         self.written = WrittenGates()
@@ -140,10 +142,10 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trail.note(name)
         if name in LAYERS or name.startswith(FUSED):
             self._product = self._time
-        taken, made = _keys(_tensors((args, kwargs))), list(_tensors(out))
-        fresh = [key for key in _keys(made) if key not in taken]
+        taken, made = keys_of(tensors_of((args, kwargs))), list(tensors_of(out))
+        fresh = [key for key in keys_of(made) if key not in taken]
         mark = self._mark(name, func, args, kwargs, out, taken)
-        asking = _keys(one for one in args if isinstance(one, nn.Parameter) and one.requires_grad)
+        asking = keys_of(one for one in args if isinstance(one, nn.Parameter) and one.requires_grad)
         if any(self._marks.get(key, ("",))[0] != WEIGHT for key in asking) and torch.is_grad_enabled():
             self.oddities.tell(self.calls() - 1, "stranger")
         signals = [key for key in taken if self._marks.get(key, ("",))[0] != WEIGHT]
@@ -151,7 +153,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in MIXERS or name in GATHERS:
             self._mix(name, args)
         if name == "add" and len(args) > 1 and all(isinstance(one, Tensor) for one in args[:2]):
-            marks = [self._marks.get(key, ("",))[0] for key in _keys(args[:2])]
+            marks = [self._marks.get(key, ("",))[0] for key in keys_of(args[:2])]
             if len(marks) == 2 and SCORES not in marks and made[0].dim() > 1:
                 grown = [one.requires_grad or self._is_learned(one) for one in args[:2]]
                 with _disable_current_modes():
@@ -160,7 +162,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if fresh or changes or not made:
             self.read.update(dict.fromkeys(taken, self._time))
         # a correction that is added without a gradient is how rounding lets gradients through
-        corrects = name == "add" and any(tensor.requires_grad for tensor in _tensors(args))
+        corrects = name == "add" and any(tensor.requires_grad for tensor in tensors_of(args))
         if name in CUTTING and torch.is_grad_enabled() and not corrects:
             self._notice_cuts(args)
         if name in GATING:
@@ -171,6 +173,9 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.written.forget(fresh)
         if name in ("mm", "addmm") and WEIGHT in (self._marks.get(key, ("",))[0] for key in taken):
             self._note_given(args[-2])
+        scores = [key for key in taken if self._marks.get(key, ("",))[0] == SCORES]
+        begins = name in LAYERS and not self._trained.isdisjoint(taken)
+        self._divisions.note(name, args, kwargs, () if begins else scores or taken, keys_of(made))
         source, factor = self._scaled(name, args, made)
         learned = any(key in self._learned or (name in LAYERS and key in self._trained) for key in taken)
         # of a shape alone, and of comparisons, nothing could be learned
@@ -190,21 +195,21 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes(), torch.no_grad():
                 behind = look_behind(self._thinned(made[0]), min(self._batch(), SAMPLES), self._axis)
             shape = tuple(made[0].shape)
-            stream, branch = sorted(_keys(args[:2]), key=lambda key: self._born.get(key, 0))
+            stream, branch = sorted(keys_of(args[:2]), key=lambda key: self._born.get(key, 0))
             born, held = self._born.get(stream, 0), self._sums.get(branch, {})
             again = stream in self._sums and held.get(stream) == born  # a sum that is added to what holds it already
             factor = self._factors.get(stream, 1.0) + again
             self.additions.append(Addition(self.calls(), self._attended, shape, sizes, behind, factor, again))
             self._attended = False
             held = {**self._sums.get(stream, {}), **held, stream: born}
-            for key in _keys(made):
+            for key in keys_of(made):
                 self._sums[key] = dict(list(held.items())[-SUMMANDS:])
 
     def _scaled(self, name: str, args: Any, made: list[Tensor]) -> tuple[int | None, float]:
         """The storage of which a result is a multiple, and by which number."""
         if len(args) < 2 or not isinstance(args[0], Tensor) or len(made) != 1:
             return None, 1.0
-        keys = _keys(args[:1])
+        keys = keys_of(args[:1])
         if name == "add" and args[1] is args[0] and keys:
             return keys[0], 2 * self._factors.get(keys[0], 1.0)
         if name not in ("mul", "div") or not isinstance(args[1], float | int) or not keys or args[1] == 0:
@@ -213,20 +218,20 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_given(self, tensor: Tensor) -> None:
         """Note the size of what a layer is given that no trained layer has made: a side input, as it comes."""
-        keys = _keys([tensor])
+        keys = keys_of([tensor])
         if keys and not self._is_learned(tensor) and self._marks.get(keys[0], ("",))[0] != WEIGHT:
             with _disable_current_modes():
                 self.given[self.calls()] = float(tensor.detach().double().square().mean())
 
     def _notice_cuts(self, args: Any) -> None:
         """Note a read without a gradient of what trained weights have made: something detached it on this way."""
-        for tensor in _tensors(args):
+        for tensor in tensors_of(args):
             matters = tensor.is_floating_point() and tensor.dim() > 1
             if matters and not tensor.requires_grad and self._is_learned(tensor):
-                self.oddities.tell(self.calls(), "cut", self._learned[_keys([tensor])[0]] - 1)
+                self.oddities.tell(self.calls(), "cut", self._learned[keys_of([tensor])[0]] - 1)
 
     def _is_learned(self, tensor: Tensor) -> bool:
-        return any(key in self._learned for key in _keys([tensor]))
+        return any(key in self._learned for key in keys_of([tensor]))
 
     def see_outputs(self, output: Any) -> None:
         """Note an output that is the same for every sample; of several outputs, those that are detached, and twins."""
@@ -241,7 +246,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if placed and (rows - rows[:1]).norm() <= ROUNDING * rows.norm() and not self._starts_at_zero():
                 self.oddities.tell(self.calls(), *(("alike", path) if len(whole) > 1 else ("all alike",)))
         for (first, one), (second, other) in itertools.combinations(whole, 2):
-            apart = _keys([one]) != _keys([other]) and one.shape == other.shape and one.numel() > 1
+            apart = keys_of([one]) != keys_of([other]) and one.shape == other.shape and one.numel() > 1
             if apart and self._is_learned(one) and torch.equal(one, other):
                 self.oddities.tell(self.calls(), "repeated", first, second)
 
@@ -262,7 +267,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         if name in PRODUCTS or name == "addmm":
             left, right = args[-2:]
-            kinds = [self._marks.get(key, ("", None)) for key in (*_keys([left]), *_keys([right]))]
+            kinds = [self._marks.get(key, ("", None)) for key in (*keys_of([left]), *keys_of([right]))]
             if kinds[0][0] == ROWS:
                 self._hook(kinds[0][1], value=right)
             elif len(kinds) == 2 and WEIGHT in (kinds[0][0], kinds[1][0]):
@@ -270,7 +275,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif len(kinds) == 2 and name in PRODUCTS and {kinds[0][0], kinds[1][0]} <= {"", LOGITS}:
                 gradients: dict[str, float] = {}
                 self._hook(gradients, query=left, key=right)
-                return (SCORES, gradients)
+                return (SCORES, (gradients, self._divisions.lack(left, right.transpose(-1, -2))))
             return None
         found = next((mark for mark in marks if mark is not None and mark[0] != WEIGHT), None)
         if name in SOFTMAX and args[0].dim() > 1:
@@ -283,9 +288,11 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             scores = args[0]
             if args[1] % scores.dim() != scores.dim() - 1 or scores.shape[-1] < 2:
                 return None
+            gradients, raw = found[1]
+            raw = raw and not self._divisions.hold(scores)
             with _disable_current_modes(), torch.no_grad(), no_autocast(scores):
-                self._attend(look_at_scores(scores, self._batch()), found[1])
-            return (ROWS, found[1])
+                self._attend(look_at_scores(scores, self._batch()), gradients, raw=raw)
+            return (ROWS, gradients)
         return found if name in FOLLOWED else None
 
     def _fused(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -302,7 +309,10 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         gradients: dict[str, float] = {}
         self._hook(gradients, query=query, key=key, value=value)
-        self._attend(heads, gradients)
+        scale = given.get("scale")
+        whole = scale is not None and scale * query.shape[-1] ** 0.5 > 2
+        raw = whole and self._divisions.lack(query, key)
+        self._attend(heads, gradients, raw=raw)
 
     def _route(self, args: Any, kwargs: Any, out: Any) -> None:
         """A choice among the outputs of a layer, over its last axis: experts, if it is a mixture of them."""
@@ -364,7 +374,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return  # the first one is enough
         left, right, how = args[-2], args[-1], ""
         if name in MIXERS and isinstance(left, Tensor) and isinstance(right, Tensor) and right.dim() == left.dim() == 2:
-            weighs = any(self._marks.get(key, ("",))[0] == WEIGHT for key in _keys([right]))
+            weighs = any(self._marks.get(key, ("",))[0] == WEIGHT for key in keys_of([right]))
             if left.shape[-1] == right.shape[0] == size == left.shape[0] and not weighs:
                 how = "a matrix of all pairs of rows multiplies them"
         elif name in GATHERS and isinstance(args[0], Tensor) and args[0].dim() > 1 and args[1] == 0:
@@ -383,9 +393,9 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if found and isinstance(module, nn.RNNBase) and args[0].requires_grad:
             self._await(args[0], partial(note_rate, found[0].rate, int(module.batch_first)))
 
-    def _attend(self, heads: Tensor, gradients: dict[str, float]) -> None:
+    def _attend(self, heads: Tensor, gradients: dict[str, float], *, raw: bool) -> None:
         self._attended = True
-        self.attentions.append(Attention(self.calls(), heads, gradients))
+        self.attentions.append(Attention(self.calls(), heads, gradients, raw))
 
     def _hook(self, gradients: dict[str, float], **tensors: Tensor) -> None:
         """Note the norm of the gradient that comes back to a tensor; the hook goes with the graph."""
@@ -404,7 +414,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         left, right = args[:2]
         if left is right or left.shape != right.shape or left.dim() < 2 or left.numel() < 2:
             return None
-        keys = _keys([left, right]) if left.is_floating_point() else []
+        keys = keys_of([left, right]) if left.is_floating_point() else []
         if len(keys) < 2 or any(self._marks.get(key, (LOGITS,))[0] != LOGITS for key in keys):
             return None  # weights, or scores of attention and their bias
         first, second = (self._born.get(key, 0) for key in keys)
@@ -426,25 +436,3 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _note(gradients: dict[str, float], name: str, gradient: Tensor | None) -> None:
     if gradient is not None:
         gradients[name] = log_norm(gradient)
-
-
-def _keys(tensors: Iterable[Tensor]) -> list[int]:
-    """What tells storages apart, one for each tensor that has a plain one."""
-    found = []
-    for tensor in tensors:
-        try:
-            found.append(tensor.untyped_storage()._cdata)
-        except (RuntimeError, NotImplementedError, ValueError):  # no storage, or none yet
-            continue
-    return found
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors of nested arguments, in order; numbers, of which shapes are lists, are passed over at once."""
-    for part in value if isinstance(value, tuple | list) else (value,):
-        if isinstance(part, Tensor):
-            yield part
-        elif isinstance(part, tuple | list):
-            yield from _tensors(part)
-        elif isinstance(part, dict):
-            yield from _tensors(list(part.values()))

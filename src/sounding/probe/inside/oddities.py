@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sounding.probe.inside.storages import key_of
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.probe.units import BOUNDS, saturated_fraction
 
@@ -239,11 +240,6 @@ class Oddities:
             yield 0, "straight", ()
         elif self._row is not None:
             yield self._row, "row", ()
-
-
-def key_of(tensor: Tensor) -> int:
-    """What tells the storage of a tensor apart."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _is_fixed(tensor: Tensor, axis: int, rank: int) -> bool:

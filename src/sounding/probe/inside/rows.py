@@ -49,6 +49,7 @@ class Seen:
             of them that falls on the most chosen experts.
         factor: of an addition: what the stream is multiplied by on its way around the branch.
         again: of an addition: whether the branch is a sum that holds the stream already.
+        raw: of an attention: whether nothing has divided its scores by √d.
     """
 
     layer: int
@@ -60,6 +61,7 @@ class Seen:
     routing: tuple[int, int, int, float] = (0, 0, 0, 0.0)
     factor: float = 1.0
     again: bool = False
+    raw: bool = False
 
 
 def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
@@ -120,7 +122,7 @@ def _see_attention(calls: Sequence[OpenCall], attention: Attention, places: Mapp
     values |= {f"{name}_gradient_log_norm": norm for name, norm in attention.gradients.items()}
     call, name = _place(calls, attention.at)
     kept = {measure: row for measure, row in heads.items() if len(row) > 1 and known[measure] == row}
-    return Seen(places.get(call.name, 0) if call else 0, name, "attention", values, kept)
+    return Seen(places.get(call.name, 0) if call else 0, name, "attention", values, kept, raw=attention.raw)
 
 
 def _see_addition(calls: Sequence[OpenCall], addition: Addition, places: Mapping[str, int]) -> Seen:
