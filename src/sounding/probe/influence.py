@@ -171,6 +171,8 @@ def _compare(before: _Sketch, after: _Sketch, tokens: Tensor | None) -> Influenc
     """What has changed between two passes."""
     parted = [name for name in before.kept if name in after.kept and _differ(before.kept[name], after.kept[name])]
     first = parted[0] if parted else None
+    if first is not None and 2 * len(parted) < len(before.kept) - [*before.kept].index(first):
+        parted, first = [], None  # an expert takes tokens of several samples, and each gets its own back
     steps = first in before.read and not _differ(before.read[first], after.read.get(first, before.read[first]))
     found = Influence(bool(parted), first, steps=steps)
     one, other, size = before.answer, after.answer, before.size
@@ -178,8 +180,7 @@ def _compare(before: _Sketch, after: _Sketch, tokens: Tensor | None) -> Influenc
         return found
     reaches = _differ(one[-1], other[-1])
     alike = not any(_differ(one[0], row) for row in one[1:])
-    # experts that take tokens of several samples at once mix what they compute, and not what comes out
-    found = replace(found, samples=reaches, alike=alike)
+    found = replace(found, samples=found.samples or reaches, alike=alike)
     if reaches or tokens is None or one.shape[:2] != tokens.shape[:2] or one.dim() != 3:
         return found
     middle = tokens.shape[1] // 2

@@ -14,13 +14,16 @@ from statistics import median
 from sounding.probe.calls import Pass
 from sounding.probe.findings.batch import find_degenerate_batch
 from sounding.probe.findings.collapse import find_rank_collapse
+from sounding.probe.inside.attention import Attention
 from sounding.probe.inside.listen import Inside
-from sounding.probe.inside.oddities import BENDS
+from sounding.probe.inside.oddities import BENDS, Note
 from sounding.probe.inside.roles import block_of
-from sounding.probe.inside.rows import Seen, rows_of
-from sounding.probe.inside.sentences import SENTENCES
+from sounding.probe.inside.router import Router
+from sounding.probe.inside.rows import Seen, of_kind, rows_of
+from sounding.probe.inside.stream import Addition
+from sounding.probe.inside.trail import Odd
 from sounding.probe.reading import Reading
-from sounding.probe.records import Finding, FindingKind, Severity, Unmeasured
+from sounding.probe.records import Finding, Severity, Unmeasured
 from sounding.probe.sentences import tell
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.profile import Row
@@ -54,124 +57,84 @@ def look_inside(
 
 
 def find_entropy_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:
-    """Rows of attention that look at few keys however many there are, in most of the network's attentions."""
-    attentions = [one for one in seen if one.kind == "attention" and "condensation" in one.values]
-    collapsed = [one for one in attentions if one.values["condensation"] > THRESHOLDS.condensed]
-    raw = [one for one in attentions if one.raw]
+    """Rows of attention that look at few keys however many there are, in most of the network's attentions; or scores
+    that nothing divides by √d."""
+    known = [(one, about) for one, about in of_kind(seen, Attention) if "condensation" in one.values]
+    collapsed = [one for one, _ in known if one.values["condensation"] > THRESHOLDS.condensed]
+    raw = [one for one, about in known if about.raw]
     if raw and not collapsed:
-        yield tell("raw_scores", layer=raw[0].name, depth=raw[0].layer, attentions=len(raw),
-                   evidence={"score_std": raw[0].values["score_std"]})  # fmt: skip
+        evidence = {"score_std": raw[0].values["score_std"]}
+        yield _tell("raw_scores", None, raw[0], evidence, attentions=len(raw))
     if not collapsed:
         return
-    share = len(collapsed) / len(attentions)
-    typical = median(one.values["condensation"] for one in attentions)
+    share = len(collapsed) / len(known)
+    typical = median(one.values["condensation"] for one, _ in known)
     severity: Severity = "low"
     if share >= MOST and typical > THRESHOLDS.condensed_warning:
         severity = "high" if typical > THRESHOLDS.condensed_fatal else "medium"
     worst = max(collapsed, key=lambda one: one.values["condensation"])
-    values = worst.values
-    where = "its attention" if len(attentions) == 1 else f"{len(collapsed)} of {len(attentions)} attentions"
-    yield _finding(
-        "entropy_collapse", severity, collapsed[0],
-        f"Scores of {where} are so large that rows look at few keys however many there are (up to "
-        f"{values['condensation']:.3g} times theory's line; entropy {values['attention_entropy']:.0%} of uniform, "
-        f"{values['one_hot_fraction']:.0%} of rows on one key at {worst.name}): little gradient comes back to queries "
-        "and keys.",
-        ("multiply scores by 1/√d, d the size of a head",
-         "sounding repair TARGET --method qk_norm: normalize queries and keys",
-         "draw the weights of queries and keys smaller"),
-        expected="scores of standard deviation around 1", found=f"{values['score_std']:.3g}",
-        evidence={name: values[name] for name in ("condensation", "score_std", "score_max", "attention_entropy",
-                                                  "one_hot_fraction")}
-        | {"attentions": float(len(attentions)), "collapsed_attentions": float(len(collapsed))},
-    )  # fmt: skip
+    measured = ("condensation", "score_std", "score_max", "attention_entropy", "one_hot_fraction")
+    evidence = {name: worst.values[name] for name in measured}
+    evidence |= {"attentions": float(len(known)), "collapsed_attentions": float(len(collapsed))}
+    where = "its attention" if len(known) == 1 else f"{len(collapsed)} of {len(known)} attentions"
+    yield _tell("entropy_collapse", severity, collapsed[0], evidence, where=where, worst=worst.name)
 
 
 def find_token_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Positions of a sequence that are the same but for little, from some addition to the end of the stream."""
     additions = [one for one in seen if "token_cosine" in one.values]
-    if not additions:
-        return
     apart = [1 - one.values["token_cosine"] for one in additions]
-    if apart[-1] >= THRESHOLDS.alike:
+    if not apart or apart[-1] >= THRESHOLDS.alike:
         return
     first = next(index for index in range(len(apart)) if max(apart[index:]) < THRESHOLDS.alike)
     if first == 0 and len(apart) > 1 and apart[-1] > apart[0] / 2:
         return  # they were alike before the first block
     severity: Severity = "medium" if apart[-1] < THRESHOLDS.alike_warning else "low"
-    yield _finding(
-        "token_collapse", severity, additions[first],
-        f"The tokens of a sequence become alike: at the end of the stream {apart[-1]:.2g} of their signal lies outside "
-        f"what they share ({apart[0]:.2g} behind the first branch). What differs between positions is learned more "
-        "slowly by that factor.",
-        ("scale the branches down (1/√(2L), L blocks), or put the norms in front of them (pre-norm)",
-         "start biases at zero"),
-        expected=f"more than {THRESHOLDS.alike:.0%} outside what tokens share", found=f"{apart[-1]:.2g}",
-        evidence={"apart_at_last": apart[-1], "apart_at_first": apart[0]},
-    )  # fmt: skip
+    evidence = {"apart_at_last": apart[-1], "apart_at_first": apart[0]}
+    yield _tell("token_collapse", severity, additions[first], evidence, line=THRESHOLDS.alike)
 
 
 def find_massive_activation(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Entries of the stream that are hundreds of times the median one."""
     found = [one for one in seen if one.values.get("largest_over_median", 0.0) > THRESHOLDS.massive]
-    if not found:
-        return
-    worst = max(found, key=lambda one: one.values["largest_over_median"])
-    ratio = worst.values["largest_over_median"]
-    everywhere = 1 - worst.values.get("token_cosine", 0.0) < THRESHOLDS.alike_warning
-    yield _finding(
-        "massive_activation", "high" if ratio > THRESHOLDS.massive_fatal and everywhere else "medium", found[0],
-        f"An entry of the stream is {ratio:.3g} times the median one behind {worst.name}: norms divide by it, and what "
-        "the other features say shrinks.",
-        ("look at the biases and norm weights of this layer", "in a trained network: a format with a wide range"),
-        expected=f"less than {THRESHOLDS.massive:.0f} times the median", found=f"{ratio:.3g} times",
-        evidence={"largest_over_median": ratio},
-    )  # fmt: skip
+    if found:
+        worst = max(found, key=lambda one: one.values["largest_over_median"])
+        ratio = worst.values["largest_over_median"]
+        everywhere = 1 - worst.values.get("token_cosine", 0.0) < THRESHOLDS.alike_warning
+        severity: Severity = "high" if ratio > THRESHOLDS.massive_fatal and everywhere else "medium"
+        evidence = {"largest_over_median": ratio}
+        yield _tell("massive_activation", severity, found[0], evidence, worst=worst.name, line=THRESHOLDS.massive)
 
 
 def find_odd_branch(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Branches that write ten times more or less into the stream than their siblings in other blocks."""
     families: dict[tuple[object, ...], list[Seen]] = {}
-    for one in seen:
-        if one.kind == "addition" and "branch_mean_square" in one.values:  # NaN leaves no value
-            families.setdefault(one.shape, []).append(one)
+    for one, about in of_kind(seen, Addition):
+        if "branch_mean_square" in one.values:  # NaN leaves no value
+            families.setdefault((about.attends, *about.shape), []).append(one)
     for members in families.values():
         sizes = [math.sqrt(one.values["branch_mean_square"]) for one in members]
         if len(members) < FEW or not all(map(math.isfinite, sizes)) or not min(sizes) > 0:
             continue
         typical = median(sizes)
         for one, size in zip(members, sizes, strict=True):
-            if max(size / typical, typical / size) > THRESHOLDS.odd:
-                word = "more" if size > typical else "less"
-                factor = size / typical
-                yield _finding(
-                    "odd_branch", "low", one,
-                    f"The branch that ends in {one.name} writes {max(factor, 1 / factor):.3g} times {word} into the "
-                    f"stream than its {len(members) - 1} siblings.",
-                    ("draw its last layer by the law of its siblings",),
-                    expected=f"a root mean square of {typical:.3g}, as its siblings have", found=f"{size:.3g}",
-                    evidence={"branch_over_siblings": factor, "branch_over_stream": one.values["branch_over_stream"]},
+            ratio = size / typical
+            if max(ratio, 1 / ratio) > THRESHOLDS.odd:
+                yield _tell(
+                    "odd_branch", None, one, word="more" if ratio > 1 else "less", factor=max(ratio, 1 / ratio),
+                    siblings=len(members) - 1, typical=typical, size=size,
+                    evidence={"branch_over_siblings": ratio, "branch_over_stream": one.values["branch_over_stream"]},
                 )  # fmt: skip
 
 
 def find_odd_blocks(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Blocks that compute something else than their siblings, which all do the same."""
-    for one in seen:
-        if one.kind != "block":
-            continue
-        siblings, missing, extra = one.shape
-        assert isinstance(missing, Counter)
-        assert isinstance(extra, Counter)
-        parts = [f"{verb} {_listed(names)}" for verb, names in (("lacks", missing), ("also has", extra)) if names]
+    for one, odd in of_kind(seen, Odd):
+        named = (("lacks", odd.missing), ("also has", odd.extra))
+        parts = [f"{verb} {_listed(names)}" for verb, names in named if names]
         told = " and ".join(parts) or "does the same in another order"
-        bent = bool(parts) and {name.replace(" ", "_") for name in missing | extra} <= {"relu", *BENDS}
-        yield _finding(
-            "activation" if bent else "odd_branch", "low", one,
-            f"The block {one.name!r} computes something else than its {siblings} siblings, which all do the same: "
-            f"beside them it {told}.",
-            (f"compare the code and settings of {one.name!r} with those of its siblings", "nothing, if it is meant"),
-            expected="the operations of its siblings", found=f"it {told}", evidence={},
-        )  # fmt: skip
+        bent = bool(parts) and {name.replace(" ", "_") for name in odd.missing | odd.extra} <= {"relu", *BENDS}
+        yield _tell("odd_activation" if bent else "odd_block", None, one, {}, siblings=odd.siblings, told=told)
 
 
 def _listed(counts: Counter[str]) -> str:
@@ -186,37 +149,28 @@ def _listed(counts: Counter[str]) -> str:
 
 def find_odd_stream(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Blocks with attention and no shortcuts, and streams that blocks multiply by a number."""
-    additions = [one for one in seen if one.kind == "addition" and one.values.get("stream_mean_square", 0) > 0]
-    attending = {block_of(one.name): one for one in seen if one.kind == "attention" and block_of(one.name)}
+    additions = [(one, about) for one, about in of_kind(seen, Addition) if one.values.get("stream_mean_square", 0) > 0]
+    attending = {block_of(one.name): one for one, _ in of_kind(seen, Attention) if block_of(one.name)}
     if len(attending) > 2 and not additions:
-        yield _finding(
-            "odd_branch", "low", next(iter(attending.values())),
-            f"Nothing leads around any of the {len(attending)} blocks with attention: each mixes the tokens once "
-            "more, and without a way around they become alike, faster with every block.",
-            ("add the input of each part of a block to its output",),
-            expected="a sum of each block's input and output", found="none", evidence={"blocks": float(len(attending))},
-        )  # fmt: skip
-    scaled = [one for one in additions if abs(one.factor) > 1]
-    twice = [one for one in scaled if one.again]
+        yield _tell("no_shortcuts", None, next(iter(attending.values())), {"blocks": float(len(attending))})
+    scaled = [(one, about) for one, about in additions if abs(about.factor) > 1]
+    twice = [(one, about) for one, about in scaled if about.again]
     if len(scaled) < FEW and not twice:
         return
-    first = (twice or scaled)[0]
-    grown = math.log(additions[-1].values["stream_mean_square"] / additions[0].values["stream_mean_square"])
-    asked = 2 * sum(math.log(abs(one.factor)) for one in scaled[1:])
+    place, first = (twice or scaled)[0]
+    grown = math.log(additions[-1][0].values["stream_mean_square"] / additions[0][0].values["stream_mean_square"])
+    asked = 2 * sum(math.log(abs(about.factor)) for _, about in scaled[1:])
     # a norm behind each sum takes DeepNorm's factor back
     if twice or grown > max(0.5 * asked, 2 * math.log(THRESHOLDS.odd)):
-        what, remedy = (
-            ("add a residual stream to a sum that holds it already, which doubles it", "add the input of a block once")
-            if twice else
-            (f"multiply the residual stream by {abs(first.factor):.3g} on its way around them",
-             "add the input as it is, or put a norm behind each sum, as DeepNorm does")
-        )  # fmt: skip
+        what = f"multiply the residual stream by {abs(first.factor):.3g} on its way around them"
+        remedy = "add the input as it is, or put a norm behind each sum, as DeepNorm does"
+        if twice:
+            what = "add a residual stream to a sum that holds it already, which doubles it"
+            remedy = "add the input of a block once"
         large = len(scaled) >= FEW and grown > 3 * math.log(THRESHOLDS.odd)
-        yield _finding(
-            "odd_branch", "medium" if large else "low", first,
-            f"{len(scaled)} additions {what}: its mean square grows ×{math.exp(grown):.3g} from the first addition to "
-            "the last, and what later blocks write drowns in it.", (remedy,),
-            expected="1", found=f"{first.factor:.3g}", evidence={"stream_growth": math.exp(grown)},
+        yield _tell(
+            "growing_stream", "medium" if large else "low", place, {"stream_growth": math.exp(grown)},
+            additions=len(scaled), what=what, remedy=remedy, factor=first.factor,
         )  # fmt: skip
 
 
@@ -227,64 +181,43 @@ def find_shut_gates(seen: Sequence[Seen]) -> Iterator[Finding]:
         if "update_gate_mean" in gates:
             read = 1 - gates["update_gate_mean"]  # what a GRU does not keep, it reads
             gates |= {"new_gate_mean": read} if read < READ else {}
-        shut = min(gates, key=lambda name: gates[name], default=None)
-        # a GRU whose reset gate is shut proposes states from its inputs alone, and still remembers
-        if shut is None or gates[shut] >= THRESHOLDS.shut or shut == "reset_gate_mean":
-            flat = one.values.get("gate_saturated_fraction", 0.0)
-            if flat >= THRESHOLDS.saturated:
-                yield _finding(
-                    "shut_gates", "medium", one,
-                    f"{flat:.0%} of the gates of {one.name} are fully open or shut, where a sigmoid is flat: almost no "
-                    "gradient comes back to what opens them.",
-                    ("draw the weights in front of the gates smaller, or scale the inputs",),
-                    expected="gates around 0.5", found=f"{flat:.0%} flat", evidence=dict(one.values),
-                )  # fmt: skip
-            continue
-        words, remedy = GATES[shut]
-        which = shut.split("_")[0].replace("least", "least open")
-        yield _finding(
-            "shut_gates", "high" if gates[shut] < THRESHOLDS.shut_fatal and shut != "new_gate_mean" else "medium", one,
-            f"The {which} gates of {one.name} are {gates[shut]:.2g} open in the mean: {words}.",
-            (remedy, "draw weights and biases by torch's own law"),
-            expected="gates around 0.5", found=f"{gates[shut]:.2g}", evidence=dict(one.values),
-        )  # fmt: skip
+        gates.pop("reset_gate_mean", None)  # where it is shut, states come from the inputs alone, and are remembered
+        shut = min(gates, key=lambda name: gates[name], default="")
+        flat = one.values.get("gate_saturated_fraction", 0.0)
+        if shut and gates[shut] < THRESHOLDS.shut:
+            effect, remedy = GATES[shut]
+            severity: Severity = "medium"
+            if gates[shut] < THRESHOLDS.shut_fatal and shut != "new_gate_mean":
+                severity = "high"
+            which = shut.split("_")[0].replace("least", "least open")
+            yield _tell("shut_gates", severity, one, dict(one.values), opened=gates[shut], which=which, effect=effect,
+                        remedy=remedy)  # fmt: skip
+        elif flat >= THRESHOLDS.saturated:
+            yield _tell("flat_gates", None, one, dict(one.values), flat=flat)
 
 
 def find_router_collapse(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Routers that send all tokens to the same experts, or leave half of the experts without one."""
-    for one in seen:
-        if one.kind != "router":
-            continue
-        choices, each, experts, favoured = one.routing
-        dead = one.values["dead_expert_fraction"]
-        if choices < ENOUGH * experts or (favoured < THRESHOLDS.favoured and dead < MOST):
-            continue
-        most = f"{favoured:.0%} of the choices of {one.name} fall on {each} of its {experts} experts"
-        yield _finding(
-            "router_collapse", "low", one,
-            f"{most}, and {dead:.0%} of the experts get no token and no gradient.",
-            ("add a loss that balances the load, or a bias that is adapted to it", "draw the router's weights smaller"),
-            expected="a load of 1 over the number of experts", found=f"{one.values['expert_load_max']:.3g} times that",
-            evidence={**one.values, "favoured_share": favoured, "experts": float(experts)},
-        )  # fmt: skip
+    for one, router in of_kind(seen, Router):
+        choices, experts = int(router.counts.sum()), len(router.counts)
+        alone = router.favoured >= THRESHOLDS.favoured or one.values["dead_expert_fraction"] >= MOST
+        if choices >= ENOUGH * experts and alone:
+            evidence = {**one.values, "favoured_share": router.favoured, "experts": float(experts)}
+            yield _tell("router_collapse", None, one, evidence, each=router.each)
 
 
 def find_noted(seen: Sequence[Seen]) -> Iterator[Finding]:
     """What was noted at single operations and calls, one finding for each sentence about it."""
-    places: dict[str, list[Seen]] = {}
-    for one in seen:
-        if one.kind == "note":
-            places.setdefault(str(one.shape[0]), []).append(one)
-    if "mixing" in places:
-        places.pop("batch", None)  # the nodes of a graph may be weighed among each other
+    places: dict[str, list[tuple[Seen, Note]]] = {}
+    for one, note in of_kind(seen, Note):
+        places.setdefault(note.key, []).append((one, note))
+    if "rows_that_meet" in places:
+        places.pop("softmax_over_batch", None)  # the nodes of a graph may be weighed among each other
     for key, members in places.items():
-        first, more = members[0], f", and {len(members) - 1} more times" if len(members) > 1 else ""
-        said = SENTENCES[key]
-        why, found = (text.format(*first.shape[1:], name=first.name) for text in (said.why, said.found))
-        yield _finding(
-            said.kind, said.severity, first, f"{why}{more}.", tuple(said.remedies.split("\n")),
-            expected=said.expected, found=found, evidence={"places": float(len(members))},
-        )  # fmt: skip
+        one, note = members[0]
+        first, second, *_ = *note.words, "", ""
+        more = f", and {len(members) - 1} more times" if len(members) > 1 else ""
+        yield _tell(key, None, one, {"places": float(len(members))}, first=first, second=second, more=more)
 
 
 FINDERS = (
@@ -311,15 +244,5 @@ def leave_known(findings: tuple[Finding, ...], reading: Reading) -> tuple[Findin
     return tuple(one for one in findings if one.kind not in known)
 
 
-def _finding(
-    kind: FindingKind,
-    severity: Severity,
-    place: Seen,
-    why: str,
-    remedies: tuple[str, ...],
-    *,
-    expected: str,
-    found: str,
-    evidence: dict[str, float],
-) -> Finding:
-    return Finding(kind, severity, place.name, place.layer, evidence, why, "", remedies, expected=expected, found=found)
+def _tell(key: str, severity: Severity | None, place: Seen, evidence: dict[str, float], **words: object) -> Finding:
+    return tell(key, severity, layer=place.name, depth=place.layer, parameter=None, evidence=evidence, **words)

@@ -147,7 +147,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         mark = self._mark(name, func, args, kwargs, out, taken)
         asking = keys_of(one for one in args if isinstance(one, nn.Parameter) and one.requires_grad)
         if any(self._marks.get(key, ("",))[0] != WEIGHT for key in asking) and torch.is_grad_enabled():
-            self.oddities.tell(self.calls() - 1, "stranger")
+            self.oddities.tell(self.calls() - 1, "unlisted_parameter")
         signals = [key for key in taken if self._marks.get(key, ("",))[0] != WEIGHT]
         self.oddities.note(name, args, made, taken, fresh, signals, self.calls())
         if name in MIXERS or name in GATHERS:
@@ -228,7 +228,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors_of(args):
             matters = tensor.is_floating_point() and tensor.dim() > 1
             if matters and not tensor.requires_grad and self._is_learned(tensor):
-                self.oddities.tell(self.calls(), "cut", self._learned[keys_of([tensor])[0]] - 1)
+                self.oddities.tell(self.calls(), "cut_way", self._learned[keys_of([tensor])[0]] - 1)
 
     def _is_learned(self, tensor: Tensor) -> bool:
         return any(key in self._learned for key in keys_of([tensor]))
@@ -241,14 +241,16 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for path, tensor in whole:
             made, rows = self._is_learned(tensor), tensor.detach().double()
             if made and not tensor.requires_grad:
-                self.oddities.tell(self.calls(), "cut", self.calls())
+                self.oddities.tell(self.calls(), "cut_way", self.calls())
             placed = made and len(rows) == self._batch() > 1 and self._axis == 0
             if placed and (rows - rows[:1]).norm() <= ROUNDING * rows.norm() and not self._starts_at_zero():
-                self.oddities.tell(self.calls(), *(("alike", path) if len(whole) > 1 else ("all alike",)))
+                self.oddities.tell(
+                    self.calls(), *(("one_output_alike", path) if len(whole) > 1 else ("outputs_alike",))
+                )
         for (first, one), (second, other) in itertools.combinations(whole, 2):
             apart = keys_of([one]) != keys_of([other]) and one.shape == other.shape and one.numel() > 1
             if apart and self._is_learned(one) and torch.equal(one, other):
-                self.oddities.tell(self.calls(), "repeated", first, second)
+                self.oddities.tell(self.calls(), "repeated_output", first, second)
 
     def _starts_at_zero(self) -> bool:
         """Whether a weight or a gate is zero: it gives the same to every sample, which is a practice."""
@@ -370,7 +372,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _mix(self, name: str, args: Any) -> None:
         """Note the first product or sum in which rows of the batch meet: a graph, or a batch axis that is not one."""
         size = self._batch()
-        if size < 2 or len(args) < 2 or any(key == "mixing" for _, key, _ in self.oddities.found):
+        if size < 2 or len(args) < 2 or any(key == "rows_that_meet" for _, key, _ in self.oddities.found):
             return  # the first one is enough
         left, right, how = args[-2], args[-1], ""
         if name in MIXERS and isinstance(left, Tensor) and isinstance(right, Tensor) and right.dim() == left.dim() == 2:
@@ -383,7 +385,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if args[0].shape[0] == size and repeated and args[0].is_floating_point():
                 how = "rows are added to one another by an index, as along the edges of a graph"
         if how:
-            self.oddities.tell(self.calls() - 1, "mixing", how)
+            self.oddities.tell(self.calls() - 1, "rows_that_meet", how)
 
     def _open_gates(self, module: nn.Module, args: Any) -> None:
         args = (unpacked(module, args[0]), *args[1:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -33,7 +33,15 @@ STRAIGHT = PRODUCTS | frozenset(
 LAYERS = 3  # products from which on a network without activation was hardly meant: two are a factored matrix
 ROW = 4  # within a network: a branch that ends in a linear map, a sum and a smoothing one make three
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
-Note = tuple[int, str, tuple[int | str, ...]]
+
+
+class Note(NamedTuple):
+    """Something to be said of a call: the key of a sentence, and what it names besides, a number being that of another
+    call."""
+
+    at: int
+    key: str
+    words: tuple[int | str, ...] = ()
 
 
 @dataclass
@@ -47,8 +55,7 @@ class Mean:
 
 
 class Oddities:
-    """What a pass had in the wrong place: which call it belongs to, a key of `SENTENCES`, and what the sentence names
-    besides, a number being that of another call."""
+    """What a pass had in the wrong place."""
 
     def __init__(self) -> None:
         self.found: list[Note] = []
@@ -68,7 +75,7 @@ class Oddities:
 
     def tell(self, at: int, key: str, *words: int | str) -> None:
         """Something is to be said of a call."""
-        self.found.append((at, key, words))
+        self.found.append(Note(at, key, words))
 
     def note(
         self,
@@ -83,18 +90,18 @@ class Oddities:
         """Look at one operation; `taken` and `fresh` are the storages that it read and made, `signals` those that it
         read and that are no weights."""
         if name in BENDS and taken and self._bent.get(taken[0]) == name:
-            self.tell(at, "twice")
+            self.tell(at, "activation_twice")
         elif name == "native_layer_norm" and args[0].dim() > 2:
             axis = self._axis_of_features(args[0])
             if axis is not None and axis < args[0].dim() - len(args[1]):
-                self.tell(at, "places")
+                self.tell(at, "norm_over_places")
         elif name == "mul" and len(signals) == 2 and any(key in self._shut for key in taken):
-            self.tell(at, "shut")
+            self.tell(at, "shut_gate")
             self._shut.difference_update(taken)  # of a gate for all steps, one product speaks
         elif name == "tanh" and signals and _share_flat(made[0]) >= THRESHOLDS.saturated:
-            self.tell(at - 1, "flat")  # of what the last layer gave
+            self.tell(at - 1, "flat_activation")  # of what the last layer gave
         elif name == "cat" and len(args) > 1 and args[1] and _is_one_twice(args[0]) and signals:
-            self.tell(at, "joined twice")
+            self.tell(at, "joined_twice")
         shut = name in GATES and bool(signals) and _is_shut(args[0], made[0])
         features = self._stride_of_features(name, args, made)
         if name in PRODUCTS and name != "convolution":
@@ -156,7 +163,7 @@ class Oddities:
                 inner = int(args[-2].shape[-1])
                 # a factor of low rank narrows; what widens between two layers asks for an activation
                 if row == 2 and entering is not None and inner > max(entering, made[0].shape[-1]):
-                    self.tell(at, "wide")
+                    self.tell(at, "wide_layer")
             entered = inner or None
         for key in fresh:
             self._entered.pop(key, None)
@@ -189,7 +196,7 @@ class Oddities:
         for one, axis in zip(pair, (-1, -2), strict=True):
             shared = self._shares.get(key_of(one)) if isinstance(one, Tensor) and one.dim() > 1 else None
             if shared is not None and one.shape[axis] > 1 and one.stride(axis) != shared and shared in one.stride():
-                self.tell(at, "queries")
+                self.tell(at, "softmax_over_queries")
 
     def note_sum(self, args: Any, weights: Sequence[bool], grown: Sequence[bool], at: int, axis: int) -> None:
         """Look at a sum of two tensors, of which a table or a raw count, grown from no weights, may drown the other."""
@@ -199,7 +206,7 @@ class Oddities:
         if sum(raw) == 1:
             count, other = sizes[raw.index(True)], sizes[raw.index(False)]
             if COUNTED < count < math.inf and count > THRESHOLDS.odd * other > 0:
-                self.tell(at, "given", f"{count:.3g}")
+                self.tell(at, "huge_side_input", f"{count:.3g}")
         if not any(weights) and not all(key_of(one) in self._tables for one in pair):
             return
         rank = max(one.dim() for one in pair)
@@ -207,7 +214,7 @@ class Oddities:
         if sum(fixed) == 1 and sum(size > 1 for size in pair[fixed.index(True)].shape) > 1:
             table, other = (sizes[fixed.index(which)] for which in (True, False))
             if DROWNING * other < table < math.inf and other > 0:
-                self.tell(at, "drowned")
+                self.tell(at, "drowned_tokens")
 
     def note_softmax(self, scores: Tensor, axis: int, weights: Tensor | None, at: int, batch: int, first: int) -> None:
         """Look at the axis of a softmax and, given what it made, at the share of the largest entry among those that no
@@ -216,9 +223,9 @@ class Oddities:
             given, made = (one.detach()[:SAMPLES].movedim(axis, -1).float() for one in (scores, weights))
             largest = made.amax(-1)[(given > given.amax(-1, keepdim=True) - HIDDEN).sum(-1) > 1]
             if largest.numel() and float((largest > SOLE).float().mean()) >= THRESHOLDS.flat:
-                self.tell(at, "hard")
+                self.tell(at, "one_hot_softmax")
         if axis % scores.dim() == first and scores.shape[first] == batch > 1 and scores.numel() > batch:
-            self.tell(at, "batch")
+            self.tell(at, "softmax_over_batch")
 
     def note_norm(self, module: nn.Module, tensor: Tensor, at: int) -> None:
         """Look at what a norm is given."""
@@ -230,16 +237,16 @@ class Oddities:
         else:
             values = places
         if values == 1:
-            self.tell(at, "one")
+            self.tell(at, "norm_over_one_value")
 
     def told(self) -> Iterator[Note]:
         """Everything noted; that a network is linear is known at its end."""
         yield from self.found
-        yield from ((mean.at, "pooled", ()) for mean in self._all_means if mean.alone and mean.at is not None)
+        yield from (Note(mean.at, "merged_places") for mean in self._all_means if mean.alone and mean.at is not None)
         if self._straight and self._products >= LAYERS:
-            yield 0, "straight", ()
+            yield Note(0, "no_activation")
         elif self._row is not None:
-            yield self._row, "row", ()
+            yield Note(self._row, "row_of_layers")
 
 
 def _is_fixed(tensor: Tensor, axis: int, rank: int) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 from torch import nn
@@ -15,8 +16,9 @@ from sounding.probe.inside.attention import MEASURES, Attention
 from sounding.probe.inside.gates import MEASURES as GATE_MEASURES
 from sounding.probe.inside.gates import Gates
 from sounding.probe.inside.listen import Inside
+from sounding.probe.inside.oddities import Note
 from sounding.probe.inside.precision import MEASURES as RANGE_MEASURES
-from sounding.probe.inside.precision import Range, own_headroom, sizes_of
+from sounding.probe.inside.precision import own_headroom, sizes_of
 from sounding.probe.inside.router import MEASURES as ROUTER_MEASURES
 from sounding.probe.inside.router import Router
 from sounding.probe.inside.stream import MEASURES as STREAM_MEASURES
@@ -26,6 +28,7 @@ from sounding.probe.table import merge_order
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.profile import Row
 
+Kind = TypeVar("Kind")
 GRADIENTS = tuple(f"{name}_gradient_log_norm" for name in ("query", "key", "value"))
 HEADS = tuple(f"head_{name}" for name in MEASURES)
 SAME = 0.01  # up to which a side input is no larger than the main one, of which another rule speaks
@@ -34,60 +37,57 @@ INSIDE = frozenset({*MEASURES, *HEADS, *GRADIENTS, *STREAM_MEASURES, *GATE_MEASU
 
 @dataclass(frozen=True)
 class Seen:
-    """An attention, a residual addition, a recurrent layer or a router at its place.
+    """Something between modules at its place.
 
     Args:
         layer: the place in execution order of the call it belongs to.
         name: the module that attends, recurs or routes, or the last layer of the branch that is added.
-        kind: "attention", "addition", "gates", "router", "range", "block" or "note".
         values: measure → value.
         heads: measure → value of each head, for attention.
-        shape: what else is known: for an addition the kind of its branch and the shape of the stream; for a "block" how
-            many siblings agree, what they compute and it does not, and the other way round; for a "note" a key of
-            `oddities.SENTENCES` and the words that go into it.
-        routing: of a router: how many choices it made, how many for each token, among how many experts, and the share
-            of them that falls on the most chosen experts.
-        factor: of an addition: what the stream is multiplied by on its way around the branch.
-        again: of an addition: whether the branch is a sum that holds the stream already.
-        raw: of an attention: whether nothing has divided its scores by √d.
+        about: what it is: an attention, a residual addition, the gates of a recurrent layer, a router, a block that
+            differs from its siblings, or a note; None for the range of a call's numbers.
     """
 
     layer: int
     name: str
-    kind: str
     values: Mapping[str, float]
     heads: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    shape: tuple[object, ...] = ()
-    routing: tuple[int, int, int, float] = (0, 0, 0, 0.0)
-    factor: float = 1.0
-    again: bool = False
-    raw: bool = False
+    about: object = None
+
+
+def of_kind(seen: Sequence[Seen], kind: type[Kind]) -> Iterator[tuple[Seen, Kind]]:
+    """Everything of a kind, each with what it is about."""
+    yield from ((one, one.about) for one in seen if isinstance(one.about, kind))
 
 
 def see(one: Pass, inside: Inside, places: Mapping[str, int]) -> list[Seen]:
-    """All attentions and additions of a pass, in execution order."""
+    """All that was seen in a pass, in execution order."""
     read_back([attention.gradients for attention in inside.attentions])
-    found = [_see_attention(one.calls, attention, places) for attention in inside.attentions]
-    found += [_see_addition(one.calls, addition, places) for addition in inside.additions]
-    found += [_see_gates(one.calls, gates, places) for gates in inside.gates]
-    found += [_see_router(one.calls, router, places) for router in inside.routers]
-    sizes = sizes_of(inside.ranges, [_weights(one.calls[sizes.at]) for sizes in inside.ranges])
-    found += [_see_range(one.calls, *pair, places) for pair in zip(inside.ranges, sizes, strict=True)]
+    calls = one.calls
+    found = [_see_attention(calls, attention, places) for attention in inside.attentions]
+    found += [_see_addition(calls, addition, places) for addition in inside.additions]
+    found += [_see_gates(calls, gates, places) for gates in inside.gates]
+    found += [_see_router(calls, router, places) for router in inside.routers]
+    sizes = sizes_of(inside.ranges, [_weights(calls[sizes.at]) for sizes in inside.ranges])
+    for span, found_sizes in zip(inside.ranges, sizes, strict=True):
+        name = calls[span.at].name
+        found.append(Seen(places[name], name, found_sizes | own_headroom(found_sizes, span.kind)))
     by_hand = inside.written.measures()
     for name, values in by_hand.items():
-        found.append(Seen(places.get(name, 0), name, "gates", values | _rate_through_time(one.calls, name)))
-    notes = [*inside.oddities.told()]
+        found.append(Seen(places.get(name, 0), name, values | _rate_through_time(calls, name), about=inside.written))
     largest = max(THRESHOLDS.huge_input**2, (1 + SAME) * one.input.get("mean_square", 0.0))
-    notes += [(at, "given", (f"{math.sqrt(size):.3g}",)) for at, size in inside.given.items() if size > largest]
-    names = [call.name for call in one.calls]
-    for at, key, words in dict.fromkeys(notes) if names else ():
-        if key != "shut" or not by_hand:  # the gates of a loop are known by their roles: a reset gate may be shut
+    sides = ((at, f"{math.sqrt(size):.3g}") for at, size in inside.given.items() if size > largest)
+    notes = [*inside.oddities.told(), *(Note(at, "huge_side_input", (size,)) for at, size in sides)]
+    names = [call.name for call in calls]
+    for note in dict.fromkeys(notes) if names else ():
+        if note.key != "shut_gate" or not by_hand:  # the gates of a loop are known by their roles: a reset may be shut
             # a call is noted before it ends, and what comes behind the last one belongs to it
-            name, *told = (names[max(min(it, len(names) - 1), 0)] if isinstance(it, int) else it for it in (at, *words))
-            found.append(Seen(places[name], name, "note", {}, shape=(key, *told)))
-    for odd in inside.trail.odd_blocks() if one.calls else ():
-        layer = places[one.calls[max(odd.at - 1, 0)].name]
-        found.append(Seen(layer, odd.block, "block", {}, shape=(odd.siblings, odd.missing, odd.extra)))
+            ends = [
+                names[max(min(it, len(names) - 1), 0)] if isinstance(it, int) else it for it in (note.at, *note.words)
+            ]
+            found.append(Seen(places[ends[0]], ends[0], {}, about=note._replace(words=tuple(ends[1:]))))
+    for odd in inside.trail.odd_blocks() if calls else ():
+        found.append(Seen(places[calls[max(odd.at - 1, 0)].name], odd.block, {}, about=odd))
     return sorted(found, key=lambda seen: seen.layer)
 
 
@@ -122,19 +122,15 @@ def _see_attention(calls: Sequence[OpenCall], attention: Attention, places: Mapp
     values |= {f"{name}_gradient_log_norm": norm for name, norm in attention.gradients.items()}
     call, name = _place(calls, attention.at)
     kept = {measure: row for measure, row in heads.items() if len(row) > 1 and known[measure] == row}
-    return Seen(places.get(call.name, 0) if call else 0, name, "attention", values, kept, raw=attention.raw)
+    return Seen(places.get(call.name, 0) if call else 0, name, values, kept, attention)
 
 
 def _see_addition(calls: Sequence[OpenCall], addition: Addition, places: Mapping[str, int]) -> Seen:
     """Where a branch ends: at the last call before the sum that multiplies by a weight, or at the last call."""
     before = calls[: addition.at]
     last = next((call for call in reversed(before) if call.spec.weighs), before[-1] if before else None)
-    shape = ("attention" if addition.attends else "perceptron", *addition.shape)
     name = last.name if last else ROOT
-    return Seen(
-        places.get(name, 0), name, "addition", addition.values(), shape=shape, factor=addition.factor,
-        again=addition.again,
-    )  # fmt: skip
+    return Seen(places.get(name, 0), name, addition.values(), about=addition)
 
 
 def _see_gates(calls: Sequence[OpenCall], gates: Gates, places: Mapping[str, int]) -> Seen:
@@ -142,7 +138,7 @@ def _see_gates(calls: Sequence[OpenCall], gates: Gates, places: Mapping[str, int
     stacked = getattr(call.spec.module, "num_layers", 1) > 1
     name = f"{call.name} layer {gates.layer}" if stacked else call.name
     values = {measure: float(value) for measure, value in gates.means.items()} | gates.rate
-    return Seen(places[call.name], name, "gates", values)
+    return Seen(places[call.name], name, values, about=gates)
 
 
 def _rate_through_time(calls: Sequence[OpenCall], name: str) -> dict[str, float]:
@@ -157,19 +153,13 @@ def _rate_through_time(calls: Sequence[OpenCall], name: str) -> dict[str, float]
 
 def _see_router(calls: Sequence[OpenCall], router: Router, places: Mapping[str, int]) -> Seen:
     call, name = (calls[router.at - 1], calls[router.at - 1].name) if router.at else (None, ROOT)
-    routing = (int(router.counts.sum()), router.each, len(router.counts), router.favoured)
-    return Seen(places[call.name] if call else 0, name, "router", router.values(), routing=routing)
+    return Seen(places[call.name] if call else 0, name, router.values(), about=router)
 
 
 def _weights(call: OpenCall) -> list[nn.Parameter]:
     """What a call multiplies by and adds."""
     held = call.spec.module.parameters(recurse=False) if call.spec.weighs else ()
     return [weight for weight in held if weight.numel() and not weight.is_meta]
-
-
-def _see_range(calls: Sequence[OpenCall], one: Range, sizes: dict[str, float], places: Mapping[str, int]) -> Seen:
-    name = calls[one.at].name
-    return Seen(places[name], name, "range", sizes | own_headroom(sizes, one.kind))
 
 
 def _place(calls: Sequence[OpenCall], at: int) -> tuple[OpenCall | None, str]:
