@@ -24,6 +24,7 @@ class Sentence:
         expected: what a sound start has there.
         found: what is there instead.
         paper: the key of the paper it comes from.
+        reason: what stands in `why` in the place of its name.
     """
 
     kind: FindingKind
@@ -33,19 +34,24 @@ class Sentence:
     expected: str = ""
     found: str = ""
     paper: str = ""
+    reason: str = ""
 
 
 @functools.cache
 def sentences() -> dict[str, Sentence]:
     """All of them by their keys; a key is the kind of its finding where the file names no other."""
-    rows: dict[str, dict[str, Any]] = tomllib.loads(
-        resources.files("sounding.probe").joinpath("sentences.toml").read_text("utf-8")
-    )
+    text = resources.files("sounding.probe").joinpath("sentences.toml").read_text("utf-8")
+    rows: dict[str, dict[str, Any]] = tomllib.loads(text)
+
+    def whole(key: str) -> dict[str, Any]:
+        row = rows[key]
+        return {"kind": key} | row if "like" not in row else whole(row["like"]) | row
+
+    fields = {key: whole(key) for key in rows}
     return {
-        key: Sentence(**{"kind": key} | {name: text for name, text in row.items() if name != "try"},
-                      remedies=tuple(row.get("try", ())))
-        for key, row in rows.items()
-    }  # fmt: skip
+        key: Sentence(**{name: row[name] for name in row if name not in ("try", "like")}, remedies=tuple(row["try"]))
+        for key, row in fields.items()
+    }
 
 
 def tell(
@@ -65,6 +71,7 @@ def tell(
     """
     said, numbers = sentences()[key], evidence or {}
     known = {"layer": layer, "parameter": parameter, **numbers, **words}
+    known = {"reason": said.reason.format(**known)} | known
     why, expected, found, *remedies = (
         text.format(**known) for text in (said.why, said.expected, said.found, *said.remedies)
     )

@@ -7,16 +7,12 @@ import math
 from sounding.probe.findings.collapse import share_outside
 from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Finding, Severity
+from sounding.probe.sentences import tell
 from sounding.probe.thresholds import Thresholds
 from sounding.theory.batchnorm import batchnorm
 
 FEW = 2  # samples of whose places batch norm takes its statistics
 ROUNDING = 1e-6  # of shares and ratios in float32; 1e-8 and 1e-4 give the same findings in the tests
-DEGENERATE_REMEDIES = ("use a batch of different samples", "remove duplicates, or shuffle before batching")
-PARALLEL_REMEDIES = (
-    "subtract the mean of the data from the inputs, and divide each feature by its standard deviation",
-    "let the network begin with batch norm",
-)
 
 
 def find_degenerate_batch(reading: Reading, thresholds: Thresholds) -> list[Finding]:
@@ -48,12 +44,6 @@ def find_degenerate_batch(reading: Reading, thresholds: Thresholds) -> list[Find
         severity = "low"
     if severity is None and not parallel:
         return []
-    why = _why_parallel(samples, left)
-    remedies: tuple[str, ...] = PARALLEL_REMEDIES
-    if severity is not None:
-        why, remedies = _why_degenerate(samples, rank=rank, repeated=repeated, alike=alike), DEGENERATE_REMEDIES
-        if not repeated > 0:  # samples that differ, on a scale that hides it, or that are too few
-            remedies = PARALLEL_REMEDIES + DEGENERATE_REMEDIES[:1]
     evidence = {
         "samples": float(samples),
         "numerical_rank": rank,
@@ -61,18 +51,15 @@ def find_degenerate_batch(reading: Reading, thresholds: Thresholds) -> list[Find
         "distinct_share": distinct,
         "participation_ratio": ratio,
     } | ({"share_outside": left} if severity is None else {})
-    return [
-        Finding(
-            kind="degenerate_batch",
-            severity=severity or "low",
-            layer=source.name,
-            depth=0,
-            evidence={key: value for key, value in evidence.items() if math.isfinite(value)},
-            why=why,
-            paper="rank2020",
-            remedies=remedies,
-        )
-    ]
+    evidence = {key: value for key, value in evidence.items() if math.isfinite(value)}
+    what = f"The {samples} samples span only {rank:.0f} directions"
+    if alike:
+        what = f"All {samples} samples lie along one direction, so nothing can be said about how they are told apart"
+    elif repeated > 0:
+        what = f"{round(repeated * samples)} of {samples} samples repeat an earlier one"
+    # samples that differ, on a scale that hides it, or that are too few, ask for another scale and for more of them
+    key = "parallel_batch" if severity is None else "degenerate_batch" if repeated > 0 else "dependent_batch"
+    return [tell(key, severity, layer=source.name, depth=0, evidence=evidence, what=what)]
 
 
 def find_batch_too_small(reading: Reading, thresholds: Thresholds) -> list[Finding]:
@@ -83,31 +70,25 @@ def find_batch_too_small(reading: Reading, thresholds: Thresholds) -> list[Findi
     Over two values batch norm returns the sign of their difference and passes no gradient at all.
     """
     if reading.samples == 1:
-        return [_one_sample(reading)]
+        return [tell("one_sample", layer=reading.input.name, depth=0, evidence={"samples": 1.0})]
     norms = [call for call in reading.calls if "BatchNorm" in call.kind]
     if not norms or reading.settings.get("mode") == "eval":
         return []
     worst = min(norms, key=lambda call: _values(call, reading))
     values = _values(worst, reading)
-    few = 0 < int(reading.settings.get("batch_size") or 0) <= FEW  # the places of one image are much alike
+    samples = int(reading.settings.get("batch_size") or 0)
+    few = 0 < samples <= FEW  # the places of one image are much alike
     if not (0 < values < thresholds.growing_batch or (values and few)):
         return []
     severity: Severity = "high" if values <= 2 else "medium" if values < thresholds.normal_batch else "low"
+    key = "places_of_few" if values > FEW * samples and samples <= FEW else "batch_too_small"
+    evidence = {"values_per_feature": float(values), "line": float(thresholds.growing_batch)}
     return [
-        Finding(
-            kind="batch_too_small",
-            severity=severity,
-            layer=worst.name,
-            depth=worst.depth,
-            evidence={"values_per_feature": float(values), "line": float(thresholds.growing_batch)},
-            why=_why_small(values, int(reading.settings.get("batch_size") or 0)),
-            paper="meanfield2019",
-            remedies=(
-                "use a batch of 32 or more per device, or synchronized batch norm",
-                "sounding repair TARGET --method swap_normalization: layer norm does not depend on the batch",
-            ),
+        tell(
+            "two_values" if values <= 2 else key, severity, layer=worst.name, depth=worst.depth, evidence=evidence,
+            values=values, samples=samples, moment=_moment(values),
         )
-    ]
+    ]  # fmt: skip
 
 
 def _values(call: LayerCall, reading: Reading) -> int:
@@ -117,49 +98,11 @@ def _values(call: LayerCall, reading: Reading) -> int:
     return batch_size * call.positions if known else 0
 
 
-def _one_sample(reading: Reading) -> Finding:
-    return Finding(
-        kind="batch_too_small",
-        severity="medium",
-        layer=reading.input.name,
-        depth=0,
-        evidence={"samples": 1.0},
-        why="One sample has no rank, cosine or alignment: only norms were judged (rank2020 needs two samples).",
-        paper="rank2020",
-        remedies=("check with a batch of 32 or more",),
-    )
-
-
-def _why_degenerate(samples: int, *, rank: float, repeated: float, alike: bool) -> str:
-    if alike:
-        what = f"All {samples} samples lie along one direction, so nothing can be said about how they are told apart"
-    elif repeated > 0:
-        what = f"{round(repeated * samples)} of {samples} samples repeat an earlier one"
-    else:
-        what = f"The {samples} samples span only {rank:.0f} directions"
-    return f"{what}; a batch of rank k stays of rank k or less through every linear layer (rank2020)."
-
-
-def _why_parallel(samples: int, left: float) -> str:
-    return (
-        f"Only {left:.1g} of the inputs lies outside one direction that all {samples} samples share: what differs is "
-        "learned after what they have in common, about that factor more slowly (rank2020)."
-    )
-
-
-def _why_small(values: int, samples: int) -> str:
-    if values <= 2:
-        return "Over 2 values batch norm returns the sign of their difference and passes no gradient (meanfield2019)."
-    if values > FEW * samples and samples <= FEW:
-        return (
-            f"Batch norm takes its statistics over {samples} samples: their {values} values per feature are places of "
-            "the same image, which resemble each other and say little of others."
-        )
+def _moment(values: int) -> str:
+    """What so few values do to the gradient, in words."""
     if values <= 3:
-        moment = "the expected squared gradient behind it is infinite"
-    elif values <= 5:
-        moment = "the squared gradient behind it has infinite variance"
-    else:
-        growth, limit = (batchnorm("relu", batch_size=size).gradient_growth for size in (values, math.inf))
-        moment = f"ReLU gradients grow by {growth:.2f} per layer, against {limit:.2f} for a large batch"
-    return f"Batch norm takes its statistics over {values} values per feature, where {moment} (meanfield2019)."
+        return "the expected squared gradient behind it is infinite"
+    if values <= 5:
+        return "the squared gradient behind it has infinite variance"
+    growth, limit = (batchnorm("relu", batch_size=size).gradient_growth for size in (values, math.inf))
+    return f"ReLU gradients grow by {growth:.2f} per layer, against {limit:.2f} for a large batch"

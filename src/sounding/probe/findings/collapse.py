@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sounding.probe.findings.unseen import COLLAPSE_BEGINS, unseen_products
 from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Finding, Severity
+from sounding.probe.sentences import sentences, tell
 from sounding.probe.thresholds import THRESHOLDS, Thresholds
 
 ROUNDING = 1e-16  # a share of 0 counts as this in a mean of logarithms; from 1e-30 to 1e-12 findings are the same
 CORRELATED = 0.75  # mean cosine of inputs from which on their own likeness hides what layers lose
-ADD_BATCHNORM = "sounding repair TARGET --method add_batchnorm: normalize between linear map and activation"
 
 
 def share_outside(participation_ratio: float) -> float:
@@ -85,22 +85,26 @@ def find_rank_collapse(reading: Reading, thresholds: Thresholds) -> list[Finding
         evidence["unseen_products"] = float(unseen)
     if collapse.foreseen:
         evidence["collapsed_layers_uncorrelated"] = float(collapse.foreseen)
-    known = f", {at_input:.2g} at the input" if math.isfinite(at_input) else ""
+    cause = _cause(reading, collapse)
     return [
-        Finding(
-            kind="rank_collapse",
-            severity=collapse.severity,
-            layer=start.name,
-            depth=start.depth,
-            evidence=evidence,
-            why=(
-                f"{_where(reading, order, unseen)}, under {collapse.line:.2g} of the signal lies "
-                f"outside one direction ({shares[-1]:.2g} at the last{known}): {_reason(reading, collapse)} (rank2020)."
-            ),
-            paper="rank2020",
-            remedies=_remedies(reading, collapse),
+        tell(
+            "unseen_collapse" if unseen and not collapse.abrupt else cause, collapse.severity,
+            layer=start.name, depth=start.depth, evidence=evidence,
+            where=_where(reading, order, unseen), reason=sentences()[cause].reason.format(**evidence),
+            at_input=f", {at_input:.2g} at the input" if math.isfinite(at_input) else "",
         )
-    ]
+    ]  # fmt: skip
+
+
+def _cause(reading: Reading, collapse: _Collapse) -> str:
+    """Why samples became alike: the key of a sentence."""
+    if collapse.abrupt:
+        return "abrupt_collapse"
+    if collapse.foreseen:
+        return "foreseen_collapse"
+    if reading.has_shortcuts:
+        return "bypassed_collapse"
+    return "normalized_collapse" if any("BatchNorm" in call.kind for call in reading.calls) else "rank_collapse"
 
 
 def _judge(
@@ -182,33 +186,14 @@ def find_gradient_alignment(reading: Reading, thresholds: Thresholds) -> list[Fi
     if low < line or share_outside(reading.input.get("participation_ratio")) == 0.0:
         return []
     last = reading.weight_layers[-1] if reading.weight_layers else None
-    return [
-        Finding(
-            kind="gradient_alignment",
-            severity=severity,
-            layer=last.name if last else None,
-            depth=last.depth if last else None,
-            evidence={"gradient_alignment": alignment.value, "line": line},
-            why=(
-                f"The gradients of different samples at the last layer have a mean cosine of {alignment.value:.4f}: "
-                + (
-                    "when representations collapse, the direction of the gradient no longer depends on the sample, "
-                    if collapse
-                    else "what the samples share outweighs what differs, and a step moves their outputs alike, "
-                )
-                + "directional gradient vanishing (rank2020)."
-            ),
-            paper="rank2020",
-            remedies=collapse[0].remedies if collapse else _alike_remedies(reading),
-        )
-    ]
-
-
-def _alike_remedies(reading: Reading) -> tuple[str, ...]:
-    """Where nothing collapses: what is common to all samples comes from the data or from biases."""
+    # where nothing collapses, what is common to all samples comes from the data or from biases
     measured = math.isfinite(reading.input.get("participation_ratio"))
-    centre = ("subtract the mean of the data from the inputs",) if measured else ()
-    return (*centre, "start biases at zero: what they add is the same for all samples", ADD_BATCHNORM)
+    found = tell(
+        "collapsed_alignment" if collapse else "gradient_alignment", severity, layer=last.name if last else None,
+        depth=last.depth if last else None, evidence={"gradient_alignment": alignment.value, "line": line},
+        centre="subtract the mean of the data from the inputs" if measured else "",
+    )  # fmt: skip
+    return [replace(found, remedies=collapse[0].remedies) if collapse else found]
 
 
 def _shares(reading: Reading, thresholds: Thresholds) -> tuple[list[LayerCall], list[float]]:
@@ -251,45 +236,3 @@ def _where(reading: Reading, order: int, unseen: int) -> str:
     if unseen:
         return f"Behind {unseen + reading.depth} multiplications by weights, {unseen} of them out of sight"
     return f"From weight layer {order} of {reading.depth} on"
-
-
-def _reason(reading: Reading, collapse: _Collapse) -> str:
-    """Why samples became alike, in words, by what is in the network."""
-    if collapse.abrupt:
-        return "the samples are the same up to rounding, and no layer behind can tell them apart again"
-    if collapse.foreseen:
-        return (
-            "the inputs are nearly parallel, and the network does not pull them apart; theory has it collapse "
-            f"unrelated inputs as well, over its last {collapse.foreseen} layers"
-        )
-    if reading.has_shortcuts:
-        return (
-            "residual connections lead around these layers, but what differs between samples is learned more slowly "
-            "than what they share, by about this factor"
-        )
-    if any("BatchNorm" in call.kind for call in reading.calls):
-        return "what batch normalization pulls apart, the layers between bring together again"
-    return "products of random layers without batch normalization collapse to rank one with depth"
-
-
-def _remedies(reading: Reading, collapse: _Collapse) -> tuple[str, ...]:
-    """What to try against the collapse, by what is in the network."""
-    cures = (
-        "sounding repair TARGET --method raise_rank: pre-train the weights to raise the rank (rank2020, Algorithm 1)",
-        "sounding repair TARGET --method orthogonalize: orthogonalize layer by layer, then check the gradients again",
-    )
-    if collapse.abrupt:
-        return ("look for weights that all start equal, and for biases that drown the signal", *cures)
-    if unseen_products(reading):
-        return ("give each weight a module (nn.Linear), so that every layer can be measured and repaired", *cures)
-    if collapse.foreseen:
-        return ("subtract the mean of the data from the inputs: they are nearly parallel", ADD_BATCHNORM, *cures)
-    if reading.has_shortcuts:
-        return (
-            "start biases at zero: what they add is the same for all samples",
-            "sounding repair TARGET --method zero_residual: residual branches that start at zero",
-            *cures,
-        )
-    if any("BatchNorm" in call.kind for call in reading.calls):
-        return (*cures, "make it shallower, or add residual connections")
-    return (ADD_BATCHNORM, *cures)

@@ -8,6 +8,7 @@ from sounding.probe.findings.change import Change, measure_change
 from sounding.probe.growth import bounded_exp
 from sounding.probe.reading import WEIGHT_GRADIENT, LayerCall, Reading
 from sounding.probe.records import Finding, Severity
+from sounding.probe.sentences import tell
 from sounding.probe.thresholds import Thresholds
 
 FLOAT32_RANGE = 2 * math.log(3.4028235e38)  # ln of a squared norm that overflows
@@ -69,44 +70,26 @@ def _silenced(reading: Reading, *, floor: float = -math.inf) -> Finding | None:
     end = silent or asked[0]
     what = "The signal ends, all zeros," if silent is not None else "The gradient ends"
     size = "exactly zero" if floor == -math.inf else "below 1e-19, its square zero,"
-    return Finding(
-        kind="gradient_vanishing",
-        severity="high",
-        layer=end.name,
-        depth=end.depth,
-        evidence={"weights_without_gradient": float(len(measured))},
-        why=(
-            f"{what} at {end.name!r}: the gradient is {size} for the weights of all {len(measured)} layers that "
-            "have any, the end of a gradient that vanishes with depth (meanfield2019)."
-        ),
-        paper="meanfield2019",
-        remedies=(
-            "look for weights of zero or near it, also in norms, and for units that are zero for the whole batch",
-            "sounding repair TARGET --method he: variance 2/fan_in for ReLU, where PyTorch's default is 1/(3 fan_in)",
-        ),
-    )
+    evidence = {"weights_without_gradient": float(len(measured))}
+    return tell("no_gradient", layer=end.name, depth=end.depth, evidence=evidence, what=what, size=size)
 
 
 def _finding(reading: Reading, change: Change, *, severity: Severity, thresholds: Thresholds) -> Finding:
     """The finding at the broken layer where that is most of the change, else at the one the gradient suffers most."""
     broken = change.broken if abs(change.jump) > change.spread else None
     layer = broken or _extreme(reading, explodes=change.explodes)
-    return Finding(
-        kind="gradient_explosion" if change.explodes else "gradient_vanishing",
-        severity=severity,
-        layer=layer.name if layer else None,
-        depth=layer.depth if layer else None,
-        evidence=_evidence(reading, change, broken, thresholds),
-        why=(
-            _why_broken(reading, change, broken, thresholds)
-            if broken is not None
-            else _why(change, within="beyond" if severity == "high" else "close to", thresholds=thresholds)
-        ),
-        paper="meanfield2019",
-        remedies=(
-            _broken_remedies(broken) if broken is not None else _remedies(reading, severity, explodes=change.explodes)
-        ),
-    )
+    evidence = _evidence(reading, change, broken, thresholds)
+    key = _situation(reading, severity, explodes=change.explodes)
+    if broken is not None:
+        key = "explosion_at_a_layer" if change.explodes else "vanishing_at_a_layer"
+    low, high = bounded_exp(change.low), bounded_exp(change.high)
+    return tell(
+        key, severity, layer=layer.name if layer else None, depth=layer.depth if layer else None, evidence=evidence,
+        interval=f" ({low:.3g} to {high:.3g})" if low < high else "", layers=change.layers,
+        power=(change.jump if broken is not None else change.rate * change.steps) / math.log(10),
+        fatal=thresholds.depth_scales / abs(change.rate) if change.rate else math.inf, line=thresholds.depth_scales,
+        within="beyond" if severity == "high" else "close to", depth_of_network=reading.depth, scales=abs(change.jump),
+    )  # fmt: skip
 
 
 def _evidence(reading: Reading, change: Change, broken: LayerCall | None, thresholds: Thresholds) -> dict[str, float]:
@@ -139,35 +122,6 @@ def _evidence(reading: Reading, change: Change, broken: LayerCall | None, thresh
     return evidence
 
 
-def _why(change: Change, *, within: str, thresholds: Thresholds) -> str:
-    low, growth, high = (bounded_exp(value) for value in (change.low, change.rate, change.high))
-    interval = f" ({low:.3g} to {high:.3g})" if low < high else ""
-    fatal = thresholds.depth_scales / abs(change.rate)
-    return (
-        f"The squared gradient norm changes by ×{growth:.3g}{interval} "
-        f"per weight layer towards the input, ×10^{change.rate * change.steps / math.log(10):.0f} over "
-        f"{change.layers} layers: {within} the {fatal:.0f} layers ({thresholds.depth_scales:.0f} depth scales) to "
-        "which such a network trains (meanfield2019)."
-    )
-
-
-def _why_broken(reading: Reading, change: Change, broken: LayerCall, thresholds: Thresholds) -> str:
-    return (
-        f"Weight layer {reading.order(broken)} of {reading.depth}, {broken.name!r}, alone multiplies the squared "
-        f"gradient norm by ×10^{change.jump / math.log(10):.0f} on its way to the input, where the other layers take "
-        f"×{bounded_exp(change.rate):.3g} each: for the layers before it that is {abs(change.jump):.0f} depth scales, "
-        f"and networks train to {thresholds.depth_scales:.0f} (meanfield2019)."
-    )
-
-
-def _broken_remedies(broken: LayerCall) -> tuple[str, ...]:
-    return (
-        f"look at the scale of the weights of {broken.name!r}, and at what stands between it and the layer before",
-        "sounding repair TARGET --method he (or haar): one scale for all layers",
-        "sounding repair TARGET --method add_batchnorm",
-    )
-
-
 def _extreme(reading: Reading, *, explodes: bool) -> LayerCall | None:
     """The weight layer with the largest gradient, or the smallest."""
     measured = [call for call in reading.weight_layers if math.isfinite(call.get("gradient_log_norm"))]
@@ -175,51 +129,14 @@ def _extreme(reading: Reading, *, explodes: bool) -> LayerCall | None:
     return max(measured, key=lambda call: sign * call.get("gradient_log_norm"), default=None)
 
 
-def _remedies(reading: Reading, severity: Severity, *, explodes: bool) -> tuple[str, ...]:
-    """What to try against growing or shrinking gradients, by what is in the network."""
-    normalized = any("BatchNorm" in call.kind for call in reading.calls)
-    if explodes and normalized and reading.has_shortcuts:
-        return (
-            "sounding repair TARGET --method zero_residual: residual branches that start at zero",
-            "sounding repair TARGET --method scale_branches: branches that shrink with depth",
-            "sounding repair TARGET --method tune_batchnorm: a shift β and eps for which gradients reach this depth",
-            "make it shallower, or warm the learning rate up",
-        )
-    if explodes and normalized and severity == "medium":
-        # near the limit a shift β can cost more than the gradients do: samples become alike
-        return (
-            "add residual connections, or make it shallower",
-            "sounding repair TARGET --method haar,shape_activations: orthogonal weights and gains that fall with depth",
-            "sounding repair TARGET --method tune_batchnorm: a shift β and eps for which gradients reach this depth",
-        )
-    if explodes and normalized:
-        return (
-            "sounding repair TARGET --method tune_batchnorm: a shift β and eps for which gradients reach this depth",
-            "sounding repair TARGET --method haar,shape_activations: orthogonal weights and gains that fall with depth",
-            "make it shallower, or add residual connections",
-        )
-    if explodes and reading.has_shortcuts:
-        return (
-            "sounding repair TARGET --method zero_residual: residual branches that start at zero",
-            "sounding repair TARGET --method scale_branches: branches that shrink with depth",
-            "sounding repair TARGET --method add_batchnorm: normalize inside the branches",
-            "clip gradients adaptively (sounding.repair.AdaptiveClipping)",
-        )
-    if explodes:
-        return (
-            "sounding repair TARGET --method haar: orthogonal weights of gain 1",
-            "sounding repair TARGET --method add_batchnorm",
-            "clip gradients adaptively (sounding.repair.AdaptiveClipping)",
-        )
+def _situation(reading: Reading, severity: Severity, *, explodes: bool) -> str:
+    """What there is to try, by what is in the network: the key of a sentence."""
     kinds = {call.kind for call in reading.calls}
-    orthogonal = "sounding repair TARGET --method haar: orthogonal weights of gain 1"
-    if "Sigmoid" in kinds:
-        first = ("put tanh or ReLU in place of the sigmoid, whose slope is at most 1/4", orthogonal)
-    elif "Tanh" in kinds:
-        first = (orthogonal, "sounding repair TARGET --method shape_activations: gains that fall with depth")
-    else:
-        first = (
-            "sounding repair TARGET --method he: variance 2/fan_in for ReLU, where PyTorch's default is 1/(3 fan_in)",
-            orthogonal,
-        )
-    return (*first, "sounding repair TARGET --method add_batchnorm")
+    if not explodes:
+        known = {"Sigmoid": "vanishing_of_sigmoids", "Tanh": "vanishing_of_tanh"}
+        return next((key for kind, key in known.items() if kind in kinds), "gradient_vanishing")
+    if not any("BatchNorm" in kind for kind in kinds):
+        return "explosion_of_branches" if reading.has_shortcuts else "gradient_explosion"
+    if reading.has_shortcuts:
+        return "explosion_around_norms"
+    return "mild_explosion_of_norms" if severity == "medium" else "explosion_of_norms"

@@ -6,6 +6,7 @@ import math
 
 from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Finding, Severity
+from sounding.probe.sentences import tell
 from sounding.probe.thresholds import Thresholds
 
 ROUNDING = 1e-7  # a layer of flat units alone is e⁻¹⁶ of all paths; from 1e-12 to 1e-4 findings are the same
@@ -29,25 +30,8 @@ def find_dead_units(reading: Reading, thresholds: Thresholds) -> list[Finding]:
     if share < thresholds.dead and (share <= line or not found.features):
         return []
     severity: Severity = "high" if share >= thresholds.dead and _blocks(reading, found) else "medium"
-    return [
-        Finding(
-            kind="dead_units",
-            severity=severity,
-            layer=found.name,
-            depth=found.depth,
-            evidence={"dead_fraction": share, "line": thresholds.dead, "layers": float(_count(reading, share, line))},
-            why=(
-                f"{share:.0%} of the units are zero for every sample: they pass neither signal nor gradient, and the "
-                "rank of what follows is at most the number of live units (rank2020)."
-            ),
-            paper="rank2020",
-            remedies=(
-                "lower the learning rate, or start from biases of zero",
-                "sounding repair TARGET --method add_batchnorm: each unit is then positive for some sample",
-                "use leaky ReLU",
-            ),
-        )
-    ]
+    evidence = {"dead_fraction": share, "line": thresholds.dead, "layers": float(_count(reading, share, line))}
+    return [tell("dead_units", severity, layer=found.name, depth=found.depth, evidence=evidence)]
 
 
 def find_saturation(reading: Reading, thresholds: Thresholds) -> list[Finding]:
@@ -71,96 +55,46 @@ def find_saturation(reading: Reading, thresholds: Thresholds) -> list[Finding]:
     severity: Severity = "high" if blocked and not reading.has_shortcuts else "medium"
     layers = sum(p >= thresholds.flat for p in flat)
     together = f", and {math.exp(-closed):.1g} of all paths through {layers} layers meet none" if layers > 1 else ""
-    return [
-        Finding(
-            kind="saturation",
-            severity=severity,
-            layer=found.name,
-            depth=found.depth,
-            evidence={
-                "saturated_fraction": share,
-                "line": thresholds.saturated,
-                "layers": float(layers),
-                "free_paths": math.exp(-closed),
-            },
-            why=(
-                f"{share:.0%} of the units sit where the activation is flat, so the gradient is multiplied by nearly "
-                f"zero there{together}; the gain that reaches the activation is too large (thesis2024, section 6.4)."
-            ),
-            paper="thesis2024",
-            remedies=(
-                "sounding repair TARGET --method shape_activations: smaller gains with depth",
-                "sounding repair TARGET --method haar: orthogonal weights of gain 1",
-                "for every column of the inputs subtract its mean and divide by its deviation",
-            ),
-        )
-    ]
+    evidence = {
+        "saturated_fraction": share,
+        "line": thresholds.saturated,
+        "layers": float(layers),
+        "free_paths": math.exp(-closed),
+    }
+    return [tell("saturation", severity, layer=found.name, depth=found.depth, evidence=evidence, together=together)]
 
 
 def find_non_finite(reading: Reading, thresholds: Thresholds) -> list[Finding]:
     """NaN or infinity, and the first layer that has it; a mask of -inf that later layers absorb is a warning."""
     bad = [call for call in (reading.input, *reading.calls) if call.get("non_finite_fraction") > 0]
+    broken = _bad_gradients(reading)
+    if not bad and broken:  # the layer nearest to the output, where the gradient breaks first
+        last = broken[-1]
+        return [tell("non_finite_gradient", layer=last.name, depth=last.depth, evidence={"layers": float(len(broken))})]
     if not bad:
-        return _non_finite_gradient(reading)
+        return []
     first = bad[0]
-    absorbed = first.depth > 0 and bad[-1].depth < reading.calls[-1].depth and not _bad_gradients(reading)
-    share = first.get("non_finite_fraction")
+    absorbed = first.depth > 0 and bad[-1].depth < reading.calls[-1].depth and not broken
     consequence = (
         "and later layers absorb them"
         if absorbed
         else "so nothing behind it can be measured; a norm that grows by a constant factor per layer leaves the range "
         "of the format (meanfield2019)"
     )
+    scale = "for every column of the inputs subtract its mean and divide by its deviation"
     return [
-        Finding(
-            kind="non_finite",
-            severity="medium" if absorbed else "high",
-            layer=first.name,
-            depth=first.depth,
-            evidence={"non_finite_fraction": share, "layers": float(len(bad))},
-            why=f"{share:.2%} of the values at {first.name} are NaN or infinite, {consequence}.",
-            paper="meanfield2019",
-            remedies=_finite_remedies(first),
+        tell(
+            "non_finite", "medium" if absorbed else "high", layer=first.name, depth=first.depth,
+            evidence={"non_finite_fraction": first.get("non_finite_fraction"), "layers": float(len(bad))},
+            consequence=consequence, first=scale if first.depth else "look for NaN in the data first",
         )
-    ]
-
-
-def _non_finite_gradient(reading: Reading) -> list[Finding]:
-    """Finite forwards, but not backwards: the layer nearest to the output, where the gradient breaks first."""
-    broken = _bad_gradients(reading)
-    if not broken:
-        return []
-    return [
-        Finding(
-            kind="non_finite",
-            severity="high",
-            layer=broken[-1].name,
-            depth=broken[-1].depth,
-            evidence={"layers": float(len(broken))},
-            why=(
-                f"The signal is finite, but the gradient at {broken[-1].name} is NaN or infinite; backwards, too, a "
-                "norm that grows by a constant factor per layer leaves the range of the format (meanfield2019)."
-            ),
-            paper="meanfield2019",
-            remedies=_finite_remedies(broken[-1]),
-        )
-    ]
+    ]  # fmt: skip
 
 
 def _bad_gradients(reading: Reading) -> list[LayerCall]:
     """The calls whose gradient was measured and is NaN or +∞; −∞ is a gradient of zero."""
     measured = [(call, call.values.get("gradient_log_norm", 0.0)) for call in reading.calls]
     return [call for call, value in measured if math.isnan(value) or value == math.inf]
-
-
-def _finite_remedies(call: LayerCall) -> tuple[str, ...]:
-    return (
-        "look for NaN in the data first"
-        if call.depth == 0
-        else "for every column of the inputs subtract its mean and divide by its deviation",
-        "sounding repair TARGET --method add_batchnorm (or he): keep the norm constant over depth",
-        "use a format of wider range (bfloat16 or float32 instead of float16)",
-    )
 
 
 def _blocks(reading: Reading, call: LayerCall) -> bool:
