@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import re
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +19,11 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
 HOSTS = ("127.0.0.1", "localhost", "[::1]")
-FILES = {"/": ("explore.html", "text/html"), "/explore.js": ("explore.js", "text/javascript")}
-FILES |= {"/explore.css": ("explore.css", "text/css")}
+FILES = {
+    "/": ("explore.html", "text/html"),
+    "/explore.js": ("explore.js", "text/javascript"),
+    "/explore.css": ("explore.css", "text/css"),
+}
 GUARDS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "connect-src 'self'; img-src 'self' data: blob:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -37,41 +42,26 @@ def make_app() -> Starlette:
     """
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware
     from starlette.routing import Route
 
     routes = [Route(path, _file(*what)) for path, what in FILES.items()]
     routes += [Route("/panel/{name}", _panel), Route("/choices", _choices)]
-    return Starlette(routes=routes, middleware=[Middleware(_Guard)])
+    return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=_guard)])
 
 
-class _Guard:
-    """Refuses foreign names of this machine, and sends the same headers with every answer."""
+async def _guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+    """The answer to a request, with the same headers always; foreign names of this machine are refused."""
+    from starlette.responses import PlainTextResponse
 
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        from starlette.responses import PlainTextResponse
-
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in scope["headers"]}
-        host = headers.get("host", "").lower()
-        name = host[: host.index("]") + 1] if host.startswith("[") and "]" in host else host.partition(":")[0]
-        # a page elsewhere may send requests here under a name of its own
-        if name not in HOSTS or scope["method"] not in ("GET", "HEAD"):
-            text = "The explorer answers GET requests to 127.0.0.1 and localhost only.\n"
-            await PlainTextResponse(text, status_code=403)(scope, receive, send)
-            return
-
-        async def guarded(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                extra = [(key.lower().encode(), value.encode()) for key, value in GUARDS.items()]
-                message = {**message, "headers": [*message["headers"], *extra]}
-            await send(message)
-
-        await self._app(scope, receive, guarded)
+    name = re.sub(r":\d*$", "", request.headers.get("host", "").lower())  # without the port
+    if name in HOSTS and request.method in ("GET", "HEAD"):
+        response = await answer(request)
+    else:
+        text = "The explorer answers GET requests to 127.0.0.1 and localhost only.\n"
+        response = PlainTextResponse(text, status_code=403)
+    response.headers.update(GUARDS)
+    return response
 
 
 def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
@@ -90,8 +80,7 @@ async def _choices(_request: Request) -> Response:
     from sounding.activations import names
     from sounding.explore.state import CHOICES, LIMITS, State
 
-    defaults = {name: value for name, value in vars(State()).items() if not name.startswith("_")}
-    return _json({"activations": [*names(), "formula"], "limits": LIMITS, "defaults": defaults, **CHOICES})
+    return _json({"activations": [*names(), "formula"], "limits": LIMITS, "defaults": asdict(State()), **CHOICES})
 
 
 async def _panel(request: Request) -> Response:

@@ -82,14 +82,12 @@ def _batchnorm(state: State) -> Panel:
         (
             Number("gradient growth", found.gradient_growth, "the factor of the squared gradient per layer, backwards"),
             Number(
-                "depth that trains",
-                found.trainable_depth,
-                "layers until the squared gradient is nine million times as large",
+                "depth that trains", found.trainable_depth, "layers until the squared gradient grows 9 million times"
             ),
             Number("correlation", found.fixed_point.correlation, "cosine of two samples of a batch deep inside"),
             Number("variance", found.fixed_point.variance, "mean square of the activations deep inside"),
         ),
-        _gradient_line(state, math.log(found.gradient_growth) if found.gradient_growth > 0 else math.nan),
+        _gradient_line(state, found.gradient_growth),
         ("layer", "ln of the squared gradient"),
         notes + _warn(state.depth, found.trainable_depth, "layers"),
     )
@@ -110,7 +108,7 @@ def _plain(state: State) -> Panel:
             Number("correlation", found.correlation, "cosine of two samples deep inside"),
             Number("correlation depth", found.correlation_scale, "layers in which a difference shrinks or grows by e"),
         ),
-        _gradient_line(state, math.log(found.chi_1) if found.chi_1 > 0 else math.nan),
+        _gradient_line(state, found.chi_1),
         ("layer", "ln of the squared gradient"),
         tuple(filter(None, (f"The network is {found.phase}.", found.note))),
     )
@@ -135,9 +133,7 @@ def _blocks(state: State) -> Panel:
         Number("stream growth", found.stream_growth, "mean square of the stream at the end over that at the start"),
         Number("gradient ratio", found.gradient_ratio, "squared gradient at the first block over that at the last"),
         Number(
-            "depth that trains",
-            found.trainable_depth,
-            "blocks until gradients or differences change nine million times",
+            "depth that trains", found.trainable_depth, "blocks until gradients or differences change 9 million times"
         ),
     ]
     if state.network == "transformer":
@@ -161,7 +157,8 @@ def _follows(found: Any, state: State) -> tuple[str, ...]:
     return (f"These are the first {len(found.correlation) - 1} of {state.depth} blocks; the others follow.",)
 
 
-def _gradient_line(state: State, rate: float) -> tuple[Curve, ...]:
+def _gradient_line(state: State, growth: float) -> tuple[Curve, ...]:
+    rate = math.log(growth) if growth > 0 else math.nan
     layers = list(range(state.depth + 1))
     # 0 at the last layer, where the gradient enters
     return (Curve("theory", layers, [rate * (state.depth - layer) for layer in layers]),)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +36,7 @@ class State:
     tokens: int = 32
     correlation: float = 0.5
 
-    @functools.cached_property
+    @property
     def phi(self) -> Activation:
         """The activation that is named, or typed as a formula."""
         return resolve_activation(self.activation, self.formula)
@@ -87,32 +86,25 @@ def parse_state(query: Mapping[str, str]) -> State:
     >>> parse_state({"eps": "0.1", "network": "plain"}).eps
     0.1
     """
-    kinds: dict[str, Callable[[str], Any]] = {
-        field.name: {"int": int, "float": float}.get(str(field.type), str) for field in dataclasses.fields(State)
-    }
-    found: dict[str, Any] = {}
-    for name, text in query.items():
-        if name not in kinds:
-            raise UsageError(f"expected a setting among {', '.join(kinds)}, got {name!r}")
-        found[name] = _parse(name, text, kinds[name])
-    return State(**found)
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(State)}
+    if unknown := [name for name in query if name not in kinds]:
+        raise UsageError(f"expected a setting among {', '.join(kinds)}, got {unknown[0]!r}")
+    return State(**{name: _parse(name, text, whole=kinds[name] == "int") for name, text in query.items()})
 
 
-def _parse(name: str, text: str, kind: Callable[[str], Any]) -> Any:
+def _parse(name: str, text: str, *, whole: bool) -> Any:
     """The value of one setting from its text in the address, within its limits."""
-    if name in CHOICES:
-        if text not in CHOICES[name]:
-            raise UsageError(f"expected {name} to be one of {', '.join(CHOICES[name])}, got {text!r}")
-        return text
+    if name in CHOICES and text not in CHOICES[name]:
+        raise UsageError(f"expected {name} to be one of {', '.join(CHOICES[name])}, got {text!r}")
     if name not in LIMITS:
         if len(text) > 200:
             raise UsageError(f"expected at most 200 characters for {name}, got {len(text)}")
         return text
     low, high = LIMITS[name]
     try:
-        value = kind(text)
+        value = int(text) if whole else float(text)
     except ValueError:
         raise UsageError(f"expected a number for {name}, got {text!r}") from None
-    if not math.isfinite(value) or not low <= value <= high:  # no comparison is true of NaN
+    if not low <= value <= high:  # no comparison is true of NaN
         raise UsageError(f"expected {name} from {low:g} to {high:g}, got {text}")
     return value
