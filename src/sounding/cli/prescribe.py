@@ -12,7 +12,7 @@ import click
 import sounding
 from sounding.cli.options import activated, as_json, batched, presented
 from sounding.cli.output import console, draw, new_table, print_json, working
-from sounding.cli.predict_blocks import attended, blocks
+from sounding.cli.predict import attended, blocks
 from sounding.look import TERMINAL_BAD
 
 if TYPE_CHECKING:

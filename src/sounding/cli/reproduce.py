@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from sounding.encoding import fields_of
 from sounding.errors import ExitCode, InterruptedRun, SoundingError, UsageError
 from sounding.reproduction import find_kept, require_run
 from sounding.sweeping import Call, complete, open_executor
+from sounding.sweeping.executors import HERE
 from sounding.sweeping.worker import KILLED
 
 OUT = "sounding-claims"
@@ -86,17 +86,14 @@ def reproduce(
                 found.append(result)
             tell(row.id, count, len(rows))
     if as_json:
-        objects = [
-            {
-                **fields_of(result, "id paper kind statement verdict"),
-                "seed": result.paper,  # the name of "paper" up to version 0.1
-                **fields_of(result.standing, "as_printed corrected"),
-                **fields_of(result, "scale correction reduction numbers expectations device seconds"),
-                "kept": result.id in kept,  # whether the number is from an earlier run
-                "folder": str(folder_of(Path(out), result.id, result.scale)),
-            }
-            for result in found
-        ]
+        objects = [{
+            **fields_of(result, "id paper kind statement verdict"),
+            "seed": result.paper,  # the name of "paper" up to version 0.1
+            **fields_of(result.standing, "as_printed corrected"),
+            **fields_of(result, "scale correction reduction numbers expectations device seconds"),
+            "kept": result.id in kept,  # whether the number is from an earlier run
+            "folder": str(folder_of(Path(out), result.id, result.scale)),
+        } for result in found]  # fmt: skip
         print_json({"results": objects, "failed": failed})
     else:
         _print(found, out, kept)
@@ -117,20 +114,19 @@ def _choose(ids: tuple[str, ...], papers: tuple[str, ...], everything: bool) -> 
 def _run(
     rows: list[Claim], jobs: int, cluster: str | None, options: dict[str, Any]
 ) -> Iterator[tuple[Claim, Result | SoundingError]]:
-    """Each row with its result or error, in the order they finish."""
-    if cluster is None and (jobs == 1 or len(rows) == 1):
-        for row in rows:
-            yield row, _measure(row.id, options)
-        return
+    """Each row with its result or error, in the order they finish; Ctrl-C ends all of them."""
+    import torch
+
     by_id = {row.id: row for row in rows}
-    workers = None if cluster else min(jobs, len(rows))
-    threads = max(1, (os.cpu_count() or 1) // workers) if workers else 1  # workers share the cores
+    workers = min(jobs, len(rows))
+    engine: dict[str, Any] = {"cluster": cluster or HERE} if cluster or workers == 1 else {"jobs": workers}
+    threads = 1 if cluster else max(1, torch.get_num_threads() // workers)  # workers share the cores
     resources = {"GPU": 1} if cluster and options["device"].startswith("cuda") else None
     options = {**options, "out": str(Path(options["out"]).resolve())}  # a worker may stand in another folder
     place = {name: options[name] for name in ("out", "device", "random_seed")}
     calls = (Call(MEASURE, {"claim_id": row.id, "options": options}) for row in rows)
     try:
-        with open_executor(cluster, jobs=workers, threads=threads, resources=resources) as executor:
+        with open_executor(**engine, threads=threads, resources=resources) as executor:
             for call, outcome in complete(executor, calls):
                 row = by_id[call.options["claim_id"]]
                 if outcome.error is not None:
@@ -141,28 +137,13 @@ def _run(
                 lost = SoundingError(f"no result came into {options['out']}", hint="workers that share this disk")
                 yield row, found or lost
     except KeyboardInterrupt:
-        raise _interruption(options) from None
+        told = f"interrupted; finished rows are in {options['out']}, the same command goes on with the rest"
+        raise InterruptedRun(told) from None
 
 
 def measure_row(claim_id: str, options: dict[str, Any]) -> dict[str, str]:
     """The verdict of a row, measured by a worker; its result is in the folder of results."""
     return {"verdict": sounding.reproduce(claim_id, **options).verdict}
-
-
-def _measure(claim_id: str, options: dict[str, Any]) -> Result | SoundingError:
-    """The result; a row that fails must not end the others, Ctrl-C must."""
-    try:
-        return sounding.reproduce(claim_id, **options)
-    except KeyboardInterrupt:
-        raise _interruption(options) from None
-    except SoundingError as error:
-        return error
-    except Exception as error:  # a defect of one row is told with its name
-        return SoundingError(f"{type(error).__name__}: {error}")
-
-
-def _interruption(options: dict[str, Any]) -> InterruptedRun:
-    return InterruptedRun(f"interrupted; finished rows are in {options['out']}, the same command goes on with the rest")
 
 
 def _print(found: list[Result], out: str, kept: Collection[str]) -> None:
