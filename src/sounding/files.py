@@ -55,7 +55,7 @@ def require_place(path: Path) -> None:
         # renaming would replace a device or a pipe by a file
         raise UsageError(f"cannot write {path}: it is no regular file", hint="another name")
     if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: there is no folder {path.parent}", hint="making it first")
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}", hint=f"mkdir -p {path.parent}")
 
 
 def cannot_write(path: Path, error: OSError) -> DataError:

@@ -16,6 +16,7 @@ import click
 
 from sounding.encoding import to_plain
 from sounding.errors import UsageError, clean
+from sounding.files import require_place
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -140,16 +141,12 @@ def progress_over(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, 
 def require_writable(*paths: Path | None) -> None:
     """Find out before the work, not after it, that a result cannot be written; None stands for no file."""
     for path in filter(None, paths):
-        folder = path.parent
         if path.is_dir():
             raise UsageError(f"cannot write {path}: it is a folder", hint=f"{path / 'report.html'}")
-        if path.exists() and not path.is_file():
-            raise UsageError(f"cannot write {path}: it is no regular file", hint="another name")
-        if not folder.exists():
-            raise UsageError(f"cannot write {path}: there is no folder {folder}", hint=f"mkdir -p {folder}")
+        require_place(path)
         try:
             # permissions do not tell everything: a disk may be mounted read-only, or have no room
-            with tempfile.TemporaryFile(dir=folder):
+            with tempfile.TemporaryFile(dir=path.parent):
                 pass
         except OSError as error:
             raise UsageError(f"cannot write {path}: {error.strerror or error}", hint="a folder of your own") from error

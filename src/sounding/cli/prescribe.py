@@ -101,9 +101,7 @@ def print_prescription(result: sounding.predict.Prescription) -> None:
     screen.print(Text(str(result).splitlines()[0], style="bold"))
     screen.print(Text(result.assumption, style="dim"))
     screen.print()
-    if not result.options:
-        screen.print(Text("Nothing searched reaches this depth.", style=f"bold {TERMINAL_BAD}"))
-    else:
+    if result.options:
         bases = list(dict.fromkeys(option.rests_on for option in result.options))
         table = new_table("change", ">growth", ">trainable depth", ">how large", ">basis")
         # a change in words may be longer than the screen is wide
@@ -116,6 +114,8 @@ def print_prescription(result: sounding.predict.Prescription) -> None:
         # changes that rest on the same result of theory share its note
         notes = [(f"[{i}]", basis) for i, basis in enumerate(bases, start=1)]
         screen.print(_notes([*notes, ("how large", HOW_LARGE)]))
+    else:
+        screen.print(Text("Nothing searched reaches this depth.", style=f"bold {TERMINAL_BAD}"))
     if result.unreachable:
         reasons = dict.fromkeys(failure.why for failure in result.unreachable)  # what fails alike is told once
         kinds = {why: ", ".join(one.kind for one in result.unreachable if one.why == why) for why in reasons}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -74,20 +74,19 @@ BLOCKS = {
 
 def print_result(result: Any) -> None:
     """The first line of the result's own words, then every number under its JSON name."""
-    screen = console()
     head, *_ = str(result).splitlines()  # the lines below say the same numbers as the table
-    screen.print(Text(head, style="bold"))
-    rows = [(name, write(value)) for name, value in flatten(to_plain(result.to_dict()))]
-    numbers, texts = _plain_table(), _plain_table()
+    console().print(Text(head, style="bold"))
+    _print_numbers(result.to_dict())
+
+
+def _print_numbers(data: dict[str, Any]) -> None:
+    """Every number under its JSON name with what it means, then what is too long to stand beside a meaning."""
+    rows = [(name, write(value)) for name, value in flatten(to_plain(data))]
     meanings = MEANINGS | BLOCKS if "stream growth" in dict(rows) else MEANINGS
-    for name, value in rows:
-        if len(value) > LONG:  # a text of its own, which would push the meanings of the numbers aside
-            texts.add_row(Text(name), Text(value))
-        else:
-            numbers.add_row(Text(name), Text(value), Text(meanings.get(name, ""), style="dim"))
-    screen.print(numbers)
-    if texts.row_count:
-        screen.print(texts)
+    short = [(name, value, Text(meanings.get(name, ""), style="dim")) for name, value in rows if len(value) <= LONG]
+    for part in (short, [row for row in rows if len(row[1]) > LONG]):
+        if part:
+            console().print(_plain_table(part))
 
 
 def flatten(data: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -139,34 +138,27 @@ def print_gram(result: Any, data: dict[str, Any]) -> None:
         values = (write(profile.value(measure, layer=layer).value) for measure in profile.measures)
         trajectory.add_row(str(layer), *values)
     screen.print(trajectory)
-    table = _plain_table()
-    scalars = {key: value for key, value in data.items() if key not in ("fixed_point", "gram", "distances", "profile")}
-    for name, value in flatten(to_plain(scalars)):
-        table.add_row(Text(name), Text(write(value)))
-    screen.print(table)
+    _print_numbers({name: value for name, value in data.items() if name not in ("fixed_point", "gram", "distances")})
 
 
 def print_bound(bound: Bound) -> None:
     """One theorem: the inequality, its numbers, each assumption with its mark."""
-    screen = console()
     sign = {"upper": "≤", "lower": "≥", "equal": "="}[bound.sense]
-    screen.print(Text(f"{bound.quantity} {sign} {bound.value:.6g}", style="bold"))
-    table = _plain_table()
-    table.add_row("source", Text(f"{bound.source} ({bound.version})"))
-    table.add_row("statement", Text(bound.statement))
-    if bound.erratum:
-        table.add_row("erratum", Text(bound.erratum))
-    if bound.actual is not None:
-        table.add_row("actual", Text(f"{bound.actual:.6g}, {'within' if bound.respected else 'outside'} the bound"))
-    for key, value in bound.values.items():
-        table.add_row(key.replace("_", " "), Text(write(value)))
     # None: an assumption is open that numbers cannot decide
     applies = {True: "yes", False: "no", None: "if you can vouch for the open assumptions"}[bound.holds_for_input]
-    table.add_row("applies", applies)
-    for assumption in bound.assumptions:
-        mark = {True: "✓", False: "✗", None: "?"}[assumption.holds]
-        table.add_row(f"  {mark}", Text(assumption.text + (f" ({assumption.detail})" if assumption.detail else "")))
-    screen.print(table)
+    rows = [("source", f"{bound.source} ({bound.version})"), ("statement", bound.statement)]
+    if bound.erratum:
+        rows.append(("erratum", bound.erratum))
+    if bound.actual is not None:
+        rows.append(("actual", f"{bound.actual:.6g}, {'within' if bound.respected else 'outside'} the bound"))
+    rows += [(name.replace("_", " "), write(value)) for name, value in bound.values.items()]
+    rows.append(("applies", applies))
+    for one in bound.assumptions:
+        mark = {True: "✓", False: "✗", None: "?"}[one.holds]
+        rows.append((f"  {mark}", one.text + (f" ({one.detail})" if one.detail else "")))
+    screen = console()
+    screen.print(Text(f"{bound.quantity} {sign} {bound.value:.6g}", style="bold"))
+    screen.print(_plain_table(rows))
 
 
 def print_bound_list() -> None:
@@ -183,8 +175,9 @@ def print_bound_list() -> None:
     console().print(table)
 
 
-def _plain_table() -> Table:
+def _plain_table(rows: Iterable[tuple[str | Text, ...]]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="dim")
-    table.add_column()
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
