@@ -64,3 +64,9 @@ def test_the_shell_completes_a_command_its_parts_and_values(
         [shell, "-c", code], cwd=tmp_path, env=program, capture_output=True, text=True, check=False, timeout=120
     )
     assert set(answer.stdout.split()) == expected, answer.stderr
+
+
+def test_files_are_offered_for_a_network(program: dict[str, str]) -> None:
+    asked = {"_SOUNDING_COMPLETE": "bash_complete", "COMP_WORDS": "sounding check net", "COMP_CWORD": "2"}
+    answer = subprocess.run(["sounding"], env=program | asked, capture_output=True, text=True, check=False, timeout=120)
+    assert answer.stdout == "file,net\n"

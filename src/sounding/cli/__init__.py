@@ -119,6 +119,7 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Sounding says how signal travels through very deep networks, forwards and backwards, and what to change.
 
+    Begin with `sounding check`, which measures an example, and `sounding check file.py:name` for a network of yours.
     `sounding COMMAND --help` explains a command and its options.
     """
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import sounding
-from sounding.cli.options import SEED, json_beside, quiet_option
+from sounding.cli.options import SEED, json_beside, network_argument, quiet_option
 from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, working
 from sounding.cli.sweep import FOLDER, engine
 from sounding.cli.zoo import OUT, audit_zoo
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("target", required=False)
+@network_argument("target", required=False)
 @click.option("--compare", metavar="FACTORY",
               help="Build FACTORY directly and through the meta device, and compare how the weights are "
               "drawn.")  # fmt: skip
@@ -52,11 +52,12 @@ def audit(
 
     With --zoo hf every architecture of the transformers library is checked as `sounding check hf:NAME` does. If it is
     interrupted, the same command goes on with the rest. DIR/pages/index.html lists the architectures and links to a
-    page about each.
+    page about each. The options --only, --out, --force, --pages, --cluster and --jobs are for --zoo alone.
 
     \b
-    Exit codes: 0 nothing of high severity, 1 a finding of high severity, 2 wrong usage or a target that fails;
-    with --zoo 0 all were checked, whatever was found, 3 a check failed, 130 interrupted.
+    Exit codes: 0 nothing of high severity, 1 a finding of high severity,
+    2 wrong usage or a target that fails; with --zoo 0 all were checked, whatever was found,
+    3 a check failed, 130 interrupted.
     """
     if zoo is not None:
         if target is not None or compare is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import sounding
-from sounding.cli.options import file_option, json_beside, quiet_option
+from sounding.cli.options import file_option, json_beside, network_argument, quiet_option
 from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, require_writable, say, working
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
 from sounding.errors import ExitCode, InterruptedRun, UsageError
@@ -45,7 +45,7 @@ class Subject:
 
 
 @click.command()
-@click.argument("target", required=False)
+@network_argument("target", required=False)
 @on_network()
 @click.option("--repeats", type=click.IntRange(min=1), default=1, help="Number of batches to average over.")
 @click.option("--theory/--no-theory", default=True, help="Compare with what theory predicts.")
@@ -110,10 +110,13 @@ def check(
     accept = accepted.accepting(select=select, ignore=ignore, baseline=baseline)
     if target is None and wanted.input_shape is None:
         wanted = replace(wanted, input_shape=(EXAMPLE_INPUT,))
+    asked = {name: value for name, value in {"lr": lr, "optimizer": optimizer or None}.items() if value is not None}
+    if asked and steps is None:
+        raise UsageError("--lr and --optimizer belong to a trial, got no --steps", hint="--steps 20")
     # click gives () where nothing was named, which would show no module
     how |= {"only": how["only"] or None, "repeats": repeats, "redraw": redraw}
     # the fast tier has no theory
-    how |= {"theory": theory and how["tier"] == "full", "trial": asked_trial(steps, lr, optimizer)}
+    how |= {"theory": theory and how["tier"] == "full", "trial": {"steps": steps, **asked} if steps else None}
     prose = console(stderr=as_json, quiet=quiet and as_json)
     trials: dict[str, Trial] = {}
     reports, interrupted = _measure_all(_choose_subjects(target, wanted), wanted, how, trials, quiet=quiet)
@@ -241,15 +244,7 @@ def measure(
                 clock.start()
 
         try:
-            report = sounding.check(
-                model,
-                inputs,
-                targets,
-                repeats=repeats,
-                **how,
-                **at.options,
-                progress=progress,
-            )
+            report = sounding.check(model, inputs, targets, repeats=repeats, **how, **at.options, progress=progress)
         except InterruptedRun as stop:
             if stop.partial is not None:
                 stop.partial = _describe(stop.partial, about, subject.target)
@@ -286,14 +281,6 @@ def _print(reports: dict[str, Report], prose: Console, *, quiet: bool) -> None:
         if index:
             prose.print()
         print_report(report, prose, title=name, legend=index == 0)
-
-
-def asked_trial(steps: int | None, lr: float | None, optimizer: str | None) -> dict[str, Any] | None:
-    """The options of a trial that were given, or None where no trial is asked for."""
-    given = {name: value for name, value in {"lr": lr, "optimizer": optimizer or None}.items() if value is not None}
-    if given and steps is None:
-        raise UsageError("--lr and --optimizer belong to a trial, got no --steps", hint="--steps 20")
-    return None if steps is None else {"steps": steps, **given}
 
 
 def try_training(at: Opened, asked: Mapping[str, Any], *, seed: int, tell: Callable[[str], None]) -> Trial:

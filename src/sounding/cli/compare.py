@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 import sounding
-from sounding.cli.options import file_option, json_beside, quiet_option
+from sounding.cli.options import file_option, json_beside, network_argument, quiet_option
 from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, require_writable, working
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
 from sounding.errors import ExitCode
@@ -25,8 +25,8 @@ NEAR = 3  # lines in front of and behind the first that parts
 
 
 @click.command()
-@click.argument("a")
-@click.argument("b")
+@network_argument("a")
+@network_argument("b")
 @on_network()
 @in_mode
 @click.option("--tolerance", type=click.FloatRange(min=0),
@@ -46,8 +46,9 @@ def compare(
     partner are matched in their order, if their outputs have the same shape and their parameters the same size.
 
     \b
-    Exit codes: 0 equal, to the bit or to rounding; 1 the outputs of a layer differ; 2 wrong usage or a network
-    that fails; 4 not known (no layer of the one belongs to a layer of the other).
+    Exit codes: 0 equal, to the bit or to rounding; 1 the outputs of a layer differ;
+    2 wrong usage or a network that fails; 4 not known (no layer of the one belongs to a layer of
+    the other).
     """
     require_writable(html)
     makes = (lambda: wanted.load(a), lambda: wanted.load(b))

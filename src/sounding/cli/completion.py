@@ -14,9 +14,9 @@ VARIABLE = "_SOUNDING_COMPLETE"  # by which the script asks the program, as clic
 @click.command()
 @click.argument("shell", type=click.Choice(SHELLS))
 def completion(shell: str) -> None:
-    """Print a script that completes commands, options and their values.
+    """Print a script that completes commands, options, their values and files.
 
-    SHELL is the shell that you type in. Add one of these lines to the file behind it, and open a new shell. The command
+    Name the shell that you type in. Add its line below to the file behind it, and open a new shell. The command
     `sounding` must be on the path.
 
     \b

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from sounding.cli.options import json_option, quiet_option
-from sounding.cli.output import console, new_table, print_json, say
+from sounding.cli.output import console, new_table, print_json, say, telling_download, working
 from sounding.data.catalogue import CATALOGUE, Entry, find_entry
-from sounding.data.download import Progress
 from sounding.data.store import data_folder, fetch_entry, file_state
 from sounding.encoding import fields_of
 from sounding.errors import ExitCode, UsageError
@@ -66,9 +62,9 @@ def get(names: tuple[str, ...], as_json: bool, quiet: bool) -> None:
     """
     entries = _choose(names, what="get")
     fetched: dict[str, list[str]] = {}
-    with _progress(quiet=quiet) as progress:
+    with working("looking", quiet=quiet) as tell:
         for entry in entries:
-            fetched[entry.name] = fetch_entry(entry, progress=progress)
+            fetched[entry.name] = fetch_entry(entry, progress=telling_download(tell))
     if as_json:
         print_json({"folder": str(data_folder()), "fetched": fetched})
         return
@@ -122,24 +118,3 @@ def _describe(entry: Entry, states: dict[str, str]) -> dict[str, Any]:
     homes = [url for remote in entry.remotes for url in remote.urls]
     told = {"bytes": entry.size, "state": state, **fields_of(entry, "licence citation"), "homes": homes}
     return {**fields_of(entry, "name samples shape classes mean std"), **told}
-
-
-@contextlib.contextmanager
-def _progress(*, quiet: bool) -> Iterator[Progress | None]:
-    """A bar per file on stderr; nothing where stderr is no terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console(stderr=True)) as bars:
-        # a file that is here and intact is not fetched, and gets no bar
-        tasks: dict[str, Any] = {}
-
-        def advance(name: str, done: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = bars.add_task(name, total=total)
-            bars.update(tasks[name], completed=done, total=total)
-
-        yield advance

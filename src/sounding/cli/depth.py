@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import sounding
-from sounding.cli.options import presented
+from sounding.cli.options import network_argument, presented
 from sounding.cli.output import draw, print_json, say, working
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
 from sounding.errors import ExitCode, UsageError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("target")
+@network_argument("target")
 @click.option("--to", type=click.IntRange(min=2), required=True, metavar="L", help="Largest depth to look at.")
 @click.option("--from", "--start", "start", type=click.IntRange(min=1), metavar="L",
               help="Smallest depth to look at [default: a quarter of the largest].")  # fmt: skip
@@ -40,8 +40,8 @@ def depth(
     these blocks.
 
     \b
-    Exit codes: 0 nothing grows or falls faster than depth (settings transfer from depth to depth), 1 something does,
-    2 wrong usage, 4 not known.
+    Exit codes: 0 nothing grows or falls faster than depth, so that settings that work at one depth
+    work at another; 1 something does; 2 wrong usage; 4 not known.
     """
     # made once, and not before the seed is set
     found = functools.cache(lambda: _choose(target, wanted))

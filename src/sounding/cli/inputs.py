@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sounding.cli.arguments import forms_of, needed_names, unasked, unequal
+from sounding.cli.output import telling_download
 from sounding.cli.target import calling, in_words
 from sounding.data import Batch, load_batch, load_dataset
 from sounding.data.batch import Request, describe_shape
@@ -65,7 +66,7 @@ def choose_batch(
     candidates = [(data or _data_for(shape), shape)] if given or shape else list(_propose(model, data))
     axis = guess_axis(unwrap(model))
     refused: list[str] = []
-    loaded = load_dataset(data, progress=_told(tell)) if data in CATALOGUE else None
+    loaded = load_dataset(data, progress=tell and telling_download(tell)) if data in CATALOGUE else None
     for source, candidate in candidates:
         asked: dict[str, Any] = {"batch_size": wanted.batch_size, "generator": generator, "shape": candidate}
         draw = functools.partial(_draw, model, axis, functools.partial(load_batch, loaded or source, **asked))
@@ -164,14 +165,6 @@ def _draw(model: nn.Module, axis: int, load: Callable[[], Batch], *, targets: bo
     batch = _to_model(model, load())
     batch = batch if targets else replace(batch, targets=None)
     return replace(batch, inputs=batch.inputs.transpose(0, 1)) if axis else batch
-
-
-def _told(tell: Callable[[str], None] | None) -> Callable[[str, int, int | None], None] | None:
-    if tell is None:
-        return None
-    return lambda name, done, total: tell(
-        f"downloading {name}: {done / 1e6:.0f}{f' of {total / 1e6:.0f}' if total else ''} MB"
-    )
 
 
 def _data_for(shape: tuple[int, ...] | None) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from sounding.cli.output import require_writable
 
@@ -30,6 +31,15 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]
         return functools.reduce(lambda made, option: option(made), reversed(options), command)
 
     return decorate
+
+
+def network_argument(name: str, *, required: bool = True) -> Callable[[Command], Command]:
+    """An argument that names a network; a shell completes it with files, where most networks are."""
+
+    def complete(context: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+        return [CompletionItem(begun, type="file")]
+
+    return click.argument(name, required=required, shell_complete=complete)
 
 
 def file_option(name: str, help: str) -> Callable[[Command], Command]:

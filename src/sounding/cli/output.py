@@ -124,6 +124,13 @@ def working(message: str, *, quiet: bool = False) -> Iterator[Callable[[str], No
         yield lambda text: status.update(text)
 
 
+def telling_download(tell: Callable[[str], None]) -> Callable[[str, int, int | None], None]:
+    """The progress of a download of (file, bytes so far, bytes in all if known), told in words."""
+    return lambda name, done, total: tell(
+        f"downloading {name}: {done / 1e6:.0f}{f' of {total / 1e6:.0f}' if total else ''} MB"
+    )
+
+
 @contextlib.contextmanager
 def progress_over(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
     """A bar with the time left on a terminal's stderr, moved by (what, done, total); nothing elsewhere."""

@@ -45,7 +45,8 @@ def blocks(*, init: str, expansion: float, correlation: float) -> Callable[[Any]
                      help="Factor c in front of a branch, x + c·f(x), as in LayerScale and ReZero."),
         click.option("--init", type=click.Choice(INITS), default=init, help="Initialization of the weights."),
         click.option("--gain", multiple=True, metavar="NAME=G", callback=_name_gains,
-                     help="Fan-in times variance of one weight matrix, for example down=0.1."),
+                     help="Fan-in times variance of one weight matrix, for example down=0.1. The matrices are up and "
+                     "down, and in transformers also query, key, value and output."),
         click.option("--width", type=click.IntRange(min=1), metavar="D",
                      help="Features between blocks. --init gpt2 needs it."),
         click.option("--expansion", type=float, default=expansion,
@@ -77,7 +78,7 @@ def predict() -> None:
     """
 
 
-@predict.command(short_help="Batch norm: fixed point, gradient growth, trainable depth.")
+@predict.command(short_help="Networks with batch norm: gradient growth, trainable depth.")
 @activated
 @batched
 @click.option("--eps", type=float, default=0.0, help="Number that the norm adds to the variance.")
@@ -97,7 +98,7 @@ def batchnorm(activation: str, as_json: bool, plot: Path | None, **options: floa
     present(result, as_json, plot, lambda pictures: pictures.batchnorm(result))
 
 
-@predict.command(short_help="Kernel map: where correlations go, and how fast.")
+@predict.command(short_help="Two samples: where their correlation goes, and how fast.")
 @activated
 @click.option("--norm", type=click.Choice(NORMS), default="none",
               help="Normalization before or after the activation: by root mean square, or layer norm.")  # fmt: skip
@@ -112,7 +113,7 @@ def kernel(activation: str, norm: str, as_json: bool, plot: Path | None) -> None
     present(result, as_json, plot, lambda pictures: pictures.kernel(activation, result))
 
 
-@predict.command(short_help="A plain network: fixed points, depth scales, phase.")
+@predict.command(short_help="Networks without norms: phase, fixed points, depth scales.")
 @activated
 @click.option("--weight-std", "-w", type=float, required=True, metavar="W", help="Weights have variance W²/fan-in.")
 @click.option("--bias-std", "-s", type=float, default=0.0, metavar="S", help="Standard deviation of the biases.")
@@ -128,7 +129,7 @@ def vanilla(activation: str, start: float, as_json: bool, plot: Path | None, **s
     present(result, as_json, plot, lambda pictures: pictures.vanilla(activation, **stds))
 
 
-@predict.command(short_help="The weights at the edge of chaos.")
+@predict.command(short_help="The weights with which gradients neither vanish nor explode.")
 @activated
 @click.option("--bias-std", "-s", type=float, default=0.0, metavar="S", help="Standard deviation of the biases.")
 @presented
@@ -138,7 +139,7 @@ def critical(activation: str, bias_std: float, as_json: bool, plot: Path | None)
     present(result, as_json, plot, lambda pictures: pictures.edge(activation, result))
 
 
-@predict.command(short_help="Residual blocks: growth of stream and gradients.")
+@predict.command(short_help="Residual blocks: growth of signal and gradients.")
 @activated
 @blocks(init="he", expansion=1.0, correlation=0.5)
 @presented
@@ -151,7 +152,7 @@ def residual(activation: str, as_json: bool, plot: Path | None, **options: Any) 
     _show(sounding.predict.residual(activation, **options), as_json, plot)
 
 
-@predict.command(short_help="Transformer blocks: stream, tokens, scores, gradients.")
+@predict.command(short_help="Transformer blocks: growth of signal and gradients, attention.")
 @activated
 @blocks(init="xavier", expansion=4.0, correlation=0.0)
 @attended
@@ -170,7 +171,7 @@ def _show(result: Any, as_json: bool, plot: Path | None) -> None:
     present(result, as_json, plot, lambda it: it.profile(result.profile(), "gradient_log_norm", title=title))
 
 
-@predict.command(short_help="The Gram matrix of a whole batch over depth.")
+@predict.command(short_help="A whole batch: how alike its samples become (Gram matrix).")
 @activated
 @click.option("--depth", "-d", type=int, default=20, metavar="L", help="Number of layers.")
 @click.option("--batch-size", "-b", type=click.IntRange(min=2), metavar="B",

@@ -15,7 +15,7 @@ import click
 
 import sounding
 from sounding.cli.check import LEAST_REPEAT
-from sounding.cli.options import file_option, json_beside, quiet_option
+from sounding.cli.options import file_option, json_beside, network_argument, quiet_option
 from sounding.cli.output import console, print_json, require_writable, say, working
 from sounding.cli.subject import Wanted, on_network, opened
 from sounding.errors import ExitCode, UsageError
@@ -45,7 +45,7 @@ class ListsMethods(click.Command):
 
 
 @click.command(cls=ListsMethods)
-@click.argument("target")
+@network_argument("target")
 @click.option("--method", "-m", required=True, metavar="NAME[,NAME…]|auto",
               help="The cure. Several are applied in order. auto tries them on copies and takes the best.")  # fmt: skip
 @click.option("--set", "settings", multiple=True, metavar="METHOD.KEY=VALUE",
@@ -76,8 +76,8 @@ def repair(
 
     \b
     Exit codes: 0 healthy after the repair, 1 a finding of high severity remains or was caused,
-    2 wrong usage or a target that fails, 3 numerical failure, 4 not known (too little could be measured to say),
-    130 interrupted.
+    2 wrong usage or a target that fails, 3 numerical failure,
+    4 not known (too little could be measured to say), 130 interrupted.
     """
     if dry_run and out is not None:
         told = f"expected --out or --dry-run, which writes no weights, got both (--out {out})"

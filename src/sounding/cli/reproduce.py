@@ -58,8 +58,8 @@ def reproduce(
     rest.
 
     \b
-    Exit codes: 0 all rows were measured, whatever their verdicts; 2 wrong usage; 3 a row failed (the others are kept);
-    130 interrupted.
+    Exit codes: 0 all rows were measured, whatever their verdicts; 2 wrong usage;
+    3 a row failed (the others are kept); 130 interrupted.
     """
     numbers = [int(seed) for seed in seeds if seed.lstrip("+-").isdecimal()]
     if len(numbers) > 1:

@@ -54,8 +54,8 @@ def _list_measures(ctx: click.Context, parameter: click.Parameter, wanted: bool)
               help="Factor γ of the layer beside its skip connection, as in H + γ H W'. "
               "inf stands for no skip connection.")  # fmt: skip
 @click.option("--input", default="gaussian",
-              help="Input batch: gaussian, orthogonal, near-orthogonal:EPS, collinear:EPS, repeated:K, a data set "
-              "such as digits, or FILE.npz.")  # fmt: skip
+              help="Input batch: gaussian, orthogonal, near-orthogonal:EPS, collinear:EPS (one sample plus EPS times "
+              "noise), repeated:K (K different samples), a data set such as digits, or FILE.npz.")  # fmt: skip
 @click.option("--explicit-weights", is_flag=True,
               help="Draw every weight matrix, instead of only the products between samples.")  # fmt: skip
 @click.option("--backward", is_flag=True, help="Also send gradients back through the same networks.")
@@ -80,7 +80,8 @@ def simulate(
     after --burn-in. Their standard errors take into account that neighbouring layers are alike.
 
     \b
-    Exit codes: 0 done, 2 wrong usage, 3 numerical failure, 130 interrupted (what was measured is printed).
+    Exit codes: 0 done, 2 wrong usage, 3 numerical failure,
+    130 interrupted (what was measured is printed).
     """
     options = take_old_names(options, center="centring", position="placement")
     widths = parse_numbers("--width", width, kind=int)

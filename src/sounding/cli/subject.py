@@ -64,12 +64,13 @@ def on_network(*, least: int = 1, usual: int | None = None, without: Collection[
 
     A batch has at least `least` samples, and `usual` where none are asked for, or as many as the data say.
     """
-    size = "" if usual else " [default: 128, or 32 where digits are enlarged]"
+    size = "" if usual else " [default: 128, or 32 of the digits where they are made larger]"
     options = {
         "data": click.option(
             "--data", metavar="SOURCE",
-            help="Source of the batch: digits, mnist, cifar-10, gaussian, tokens:VOCABULARY, …, or FILE.npz with "
-            "arrays inputs and targets, or with arrays named as the arguments of forward."),
+            help="Source of the batch: digits, mnist, cifar-10, gaussian, tokens:1000 (random tokens of a vocabulary "
+            "of 1000), …, or FILE.npz with arrays inputs and targets, or with arrays named as the arguments of "
+            "forward."),
         "input_shape": click.option(
             "--input-shape", callback=parse_shape, metavar="SHAPE", help="Shape of one sample, such as 64 or 3,32,32."),
         "batch_size": click.option(
@@ -77,7 +78,8 @@ def on_network(*, least: int = 1, usual: int | None = None, without: Collection[
             help=f"Samples in the batch{size}."),
         "loss": click.option(
             "--loss", metavar="NAME",
-            help="Loss: cross_entropy, mse, random, or file.py:name [default: what fits the targets]."),
+            help="Loss: cross_entropy, mse, random (the output along a random direction), or file.py:name [default: "
+            "what fits the targets]."),
         "device": click.option(
             "--device", metavar="NAME", help="Device: cpu, cuda, cuda:1, mps, ... [default: where the network is]."),
         "seed": click.option("--seed", type=SEED, default=0, help="Seed of the weights and of the batch."),

@@ -53,7 +53,8 @@ def run(spec: Path, out: Path, limit: float | None, **options: Any) -> int:
     batch-size = [8, 16, 32]
 
     \b
-    Exit codes: 0 all tasks are done, 2 wrong usage, 3 a task failed (resume tries it again), 130 interrupted.
+    Exit codes: 0 all tasks are done, 2 wrong usage,
+    3 a task failed (resume tries it again), 130 interrupted.
     """
     from sounding.cli.verbs import prepare
 

@@ -1,13 +1,11 @@
-"""`sounding train`: a grid of networks on real data, trained as one, with a live display and checkpoints."""
+"""`sounding train`: a grid of networks on real data, trained as one, with progress and checkpoints."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,22 +14,20 @@ import click
 
 import sounding
 from sounding.cli.options import SEED, file_option, json_option, quiet_option
-from sounding.cli.output import console, new_table, print_json, require_writable, say
+from sounding.cli.output import console, new_table, print_json, progress_over, require_writable, say
 from sounding.cli.settings import parse_numbers
 from sounding.encoding import fields_of
 from sounding.errors import DataError, ExitCode, InterruptedRun, UsageError, require_device
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sounding.train import Choices, Grid, History, Point, Recipe
     from sounding.train.journal import Progress
 
 FOLDER = Path("sounding-runs")
 # options of the network; the others are those of its training
 GRID_OPTIONS = ("depth", "width", "activation", "norm", "init", "eps", "shift", "scale", "residual", "gain_exponent")
+HEADINGS = (">epoch", ">loss", ">accuracy", ">test loss", ">test acc.")
 CURVES = ("train_loss", "train_accuracy", "test_loss", "test_accuracy")
-ROWS = 16  # runs that the live table shows, the best first
 BARS = "▁▂▃▄▅▆▇█"
 CURVE = 24  # characters of a curve in a cell
 ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
@@ -54,7 +50,7 @@ ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Set any other option of the network.")
 @click.option("--lr", "--learning-rates", "rates", default="0.1", metavar="R,..", help="Learning rates.")
 @click.option("--seeds", default="1", metavar="N",
-              help="How many seeds, or a list such as 3,5,8. The seed 3 alone is written 3,")  # fmt: skip
+              help="How many seeds, or a list of seeds such as 3,5,8; a list of one ends with a comma.")  # fmt: skip
 @click.option("--optimizer", default="sgd", help="Optimizer: sgd, momentum, adam or rmsprop.")
 @click.option("--momentum", type=float, default=0.9, help="Momentum, with --optimizer momentum.")
 @click.option("--loss", default="cross_entropy", help="Loss: cross_entropy or mse.")
@@ -73,7 +69,8 @@ ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
               help="When to evaluate: epoch, end, or steps such as 0,10,100.")  # fmt: skip
 @click.option("--evaluation-batch", type=int, metavar="N", help="Samples evaluated together [default: 1000].")
 @click.option("--train-metrics", default="evaluated",
-              help="Whether the training loss and accuracy are evaluated, or seen while the batches pass.")  # fmt: skip
+              help="Training loss and accuracy: evaluated on the training data, as on the test data, or seen, a mean "
+              "over the batches since the last evaluation.")  # fmt: skip
 @click.option("--sampling", default="shuffle", help="How batches are drawn: shuffle, replacement or fixed.")
 @click.option("--betas", default="0.9,0.999", metavar="A,B", help="Decay of the two means, with --optimizer adam.")
 @click.option("--smoothing", type=float, default=0.99, help="Decay of the mean, with --optimizer rmsprop.")
@@ -99,9 +96,9 @@ def train(model: str, dataset: str, **options: Any) -> int:
     and does not disturb the others. Ctrl-C keeps a checkpoint, and the same command goes on from it.
 
     \b
-    Example: sounding train --depth 50 --norm batch --init haar --data fashion-mnist --lr 0.01,0.1 --seeds 5
-    Exit codes: 0 done, 2 wrong usage, 130 interrupted and 143 terminated (what was trained is printed and
-    kept).
+    Example: sounding train --depth 50 --norm batch --init haar --lr 0.01,0.1 --seeds 5
+    Exit codes: 0 done, 2 wrong usage, 130 interrupted and 143 terminated (what was trained is
+    printed and kept).
     """
     from sounding.train.checkpoint import previous_of
 
@@ -207,7 +204,13 @@ def _run(grid: Grid, data: Any, recipe: Recipe, path: Path, options: Mapping[str
 
     steps = parse_numbers("--measure-at", options["measure_at"], kind=int) if options["measure_at"] else []
     seed = options["data_seed"]
-    with _display(grid, quiet=options["quiet"]) as progress:
+    with progress_over("steps", quiet=options["quiet"]) as tell:
+
+        def update(state: Progress) -> None:
+            losses = [point.train_loss for point in state.points if math.isfinite(point.train_loss)]
+            told = f"steps, lowest training loss {min(losses):.4g}" if losses else "steps"
+            tell(told, state.step, state.steps)
+
         return sounding.train.train_together_(
             data=data,
             recipe=recipe,
@@ -215,34 +218,9 @@ def _run(grid: Grid, data: Any, recipe: Recipe, path: Path, options: Mapping[str
             device=options["device"],
             measure_at=steps,
             checkpoint=sounding.train.Checkpoint(path, seconds=options["checkpoint_seconds"]),
-            progress=progress,
+            progress=update,
             **grid.runs,
         )
-
-
-@contextmanager
-def _display(grid: Grid, *, quiet: bool) -> Iterator[Callable[[Progress], None] | None]:
-    """A bar and the newest loss and accuracy of the runs, on a terminal's stderr."""
-    if quiet or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Group
-    from rich.live import Live
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    bar = Bar(TextColumn("step"), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
-    task = bar.add_task("train", total=None)
-    rates = [{**entry, "learning_rate": rate} for entry, rate in zip(grid.settings, grid.learning_rates, strict=True)]
-    # stdout is for the result
-    with Live(bar, console=console(stderr=True), transient=True, refresh_per_second=4) as live:
-
-        def update(state: Progress) -> None:
-            bar.update(task, completed=state.step, total=state.steps)
-            if state.points:
-                live.update(Group(bar, table_of_points(state.points, rates)))
-
-        yield update
 
 
 def _report(history: History, recipe: Recipe, path: Path, options: Mapping[str, Any], *, interrupted: bool) -> None:
@@ -268,25 +246,14 @@ def _report(history: History, recipe: Recipe, path: Path, options: Mapping[str, 
         save(axes.figure, options["plot"])
 
 
-def table_of_points(points: Sequence[Point], settings: Sequence[Mapping[str, Any]]) -> Table:
-    """The newest point of each run; of many runs those with the lowest training loss."""
-    table = _table(settings[0])
-    order = sorted(points, key=lambda point: (math.isnan(point.train_loss), point.train_loss))
-    for point in order[:ROWS]:
-        table.add_row(*_cells(point, settings[point.run]))
-    if len(points) > ROWS:
-        table.add_row(f"… and {len(points) - ROWS} more")
-    return table
-
-
 def print_history(history: History, choices: Choices | None, *, names: Sequence[str]) -> None:
     """Every run's last numbers and its curve, and the best rate of each group."""
     screen = console()
     if not history.curves:
         screen.print("nothing was evaluated yet")
         return
-    table = _table(history.settings[0])
-    table.add_column("training loss over time", no_wrap=True)
+    names_of_settings = (f">{name}".replace("learning_rate", "rate") for name in history.settings[0])
+    table = new_table(*names_of_settings, *HEADINGS, "training loss over time")
     for run in range(history.runs):
         curve = [point.train_loss for point in history.curve(run)]
         diverged = history.diverged[run]
@@ -329,11 +296,6 @@ def curves_of(history: History) -> dict[str, tuple[list[float], list[float]]]:
         points = history.curve(run)
         found[name] = [point.epoch for point in points], [point.train_loss for point in points]
     return found
-
-
-def _table(settings: Mapping[str, Any]) -> Table:
-    names = [f">{name}".replace("learning_rate", "rate") for name in settings]
-    return new_table(*names, ">epoch", ">loss", ">accuracy", ">test loss", ">test acc.")
 
 
 def _cells(point: Point, settings: Mapping[str, Any]) -> list[str]:
