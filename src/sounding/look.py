@@ -1,4 +1,4 @@
-"""One palette and one scale of type for pictures, report, ledger, explorer and terminal.
+"""One palette, one scale of type and one way to write numbers for pictures, report, ledger, explorer and terminal.
 
 The series are the colours of Okabe and Ito (2008), which people with any common colour blindness tell apart; a test
 simulates the three kinds (Machado et al. 2009) and measures the distances. The style sheets of report and explorer
@@ -8,6 +8,7 @@ the names below, which its owner chose to be legible on its background, always b
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 SERIES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
@@ -41,3 +42,66 @@ def style() -> dict[Any, Any]:
         "font.size": TEXT_POINTS,
         "text.color": INK,
     }
+
+
+def write_number(value: float) -> str:
+    """Three digits, without an exponent where it is readable.
+
+    >>> [write_number(v) for v in (0.12345, 63.9871, 12345.6, 1.2e-9, 0.0, float("nan"))]
+    ['0.123', '64.0', '1.2e+04', '1.2e-09', '0', '–']
+    """
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if value == 0:
+        return "0"
+    # the # of the format keeps zeros at the end, which say how many digits are meant
+    if 1e-3 <= abs(value) < 1e4:  # where plain digits are no longer than an exponent
+        return f"{value:#.3g}".rstrip(".") if abs(value) < 1000 else f"{value:.0f}"
+    return f"{value:.1e}"
+
+
+def write_evidence(value: float) -> str:
+    """A number behind a finding: a count is written as one, and not as 12.0.
+
+    >>> write_evidence(65.0), write_evidence(0.04886)
+    ('65', '0.0489')
+    """
+    return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e6 else write_number(value)
+
+
+def write_share(value: float) -> str:
+    """A share in percent, small ones in scientific notation.
+
+    >>> [write_share(v) for v in (1.0, 0.0312, 3e-7, float("nan"))]
+    ['100%', '3.1%', '3e-05%', '–']
+    """
+    if not math.isfinite(value):
+        return "–"
+    percent = 100 * value
+    if percent == 0:
+        return "0%"
+    if percent >= 10:
+        return f"{percent:.0f}%"
+    return f"{percent:.1f}%" if percent >= 0.1 else f"{percent:.0e}%"
+
+
+def write_log_norm(value: float) -> str:
+    """e^value with its exponent, also where it would overflow.
+
+    >>> [write_log_norm(v) for v in (0.0, 2000.0, -1000.0, float("-inf"))]
+    ['1.0', '3.9e+868', '5.1e-435', '0']
+    """
+    if math.isnan(value):
+        return "–"
+    if math.isinf(value):
+        return "0" if value < 0 else "∞"
+    decimal = value / math.log(10)  # e^value may overflow, its decimal exponent does not
+    if -2 <= decimal < 4:
+        return f"{math.exp(value):#.2g}".rstrip(".")
+    exponent = math.floor(decimal)
+    mantissa = round(10 ** (decimal - exponent), 1)
+    if mantissa >= 10:  # 9.96 rounds to 10.0
+        mantissa, exponent = 1.0, exponent + 1
+    return f"{mantissa}e{exponent:+03d}"

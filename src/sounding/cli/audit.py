@@ -14,6 +14,7 @@ from sounding.cli.output import console, despite_a_closed_pipe, new_table, print
 from sounding.cli.sweep import FOLDER, engine
 from sounding.cli.zoo import OUT, audit_zoo
 from sounding.errors import ExitCode, UsageError
+from sounding.look import write_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,7 +115,6 @@ def _compare(factory: str, seed: int) -> Audit:
 def _print(result: Audit, prose: Console, *, title: str, quiet: bool) -> None:
     from rich.text import Text
 
-    from sounding.cli.numbers import write_number
     from sounding.cli.table import COLORS, STATES, shorten, write_finding
 
     color, mark = STATES[result.status]

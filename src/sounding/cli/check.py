@@ -19,6 +19,7 @@ from sounding.cli.output import console, despite_a_closed_pipe, new_table, print
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
 from sounding.errors import ExitCode, InterruptedRun, UsageError
 from sounding.limits import require_time
+from sounding.look import write_number
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -303,8 +304,6 @@ def try_training(at: Opened, asked: Mapping[str, Any], *, seed: int, tell: Calla
 
 def print_trial(trial: Trial, prose: Console, *, quiet: bool) -> None:
     """The sentence, and a table of steps with their loss and news."""
-    from sounding.cli.numbers import write_number
-
     prose.print(f"\n{trial.sentence}" if not quiet else trial.sentence, markup=False, soft_wrap=True)
     if quiet or not trial.losses:
         return

@@ -13,7 +13,7 @@ from sounding.cli.options import file_option, json_beside, network_argument, qui
 from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, require_writable, working
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
 from sounding.errors import ExitCode
-from sounding.look import TERMINAL_BAD, TERMINAL_WARN
+from sounding.look import TERMINAL_BAD, TERMINAL_WARN, write_log_norm, write_number
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,7 +83,6 @@ def make_table(result: Comparison) -> Table:
     """Pairs downwards, the difference, and both measures; of many pairs those around the parting and some before."""
     from rich.text import Text
 
-    from sounding.cli.numbers import write_log_norm, write_number
     from sounding.cli.table import shorten
 
     pairs = result.pairs

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -17,59 +19,7 @@ if TYPE_CHECKING:
     from sounding.theory.bounds import Bound
 
 LONG = 12  # characters of a number, entries of a list and layers of a trajectory that a table shows
-# What a name of a result says, for readers who know networks and not the papers.
-MEANINGS = {
-    "fixed point": "the correlation to which every two samples go",
-    "fixed point · variance": "mean square of the outputs, deep inside",
-    "fixed point · correlation": "of two samples of a batch, deep inside",
-    "fixed point · mu": "variance × (1 − correlation): what tells samples apart",
-    "fixed point · attracting": "whether batches nearby come to it",
-    "forward eigenvalues · G": "what a layer leaves of a change that all samples share",
-    "forward eigenvalues · L": "… of a change of one sample against the others",
-    "forward eigenvalues · M": "… of a change of pairs of samples; below 1 it fades",
-    "backward eigenvalues · G": "factor per layer, towards the input, of squared gradients that all samples share",
-    "backward eigenvalues · L": "… of gradients of one sample against the others",
-    "backward eigenvalues · M": "… of gradients of pairs of samples",
-    "cross batch · covariance": "of samples of two batches, deep inside",
-    "cross batch · eigenvalue": "what a layer leaves of a change of it",
-    "gradient growth": "factor per layer of the squared gradient norm, towards the input",
-    "depth scale": "layers over which that changes by a factor of e",
-    "trainable depth": "16 depth scales: deeper networks hardly learn",
-    "collapsed": "whether all samples become equal",
-    "second moment": "mean square of φ(z) for a standard normal z",
-    "hermite": "coefficients of the normalized φ in Hermite polynomials",
-    "kappa · zero": "κ takes a correlation through one layer: κ(0)",
-    "kappa · slope zero": "κ′(0)",
-    "kappa · slope one": "κ′(1): above 1, nearly equal samples move apart",
-    "slope fixed point": "κ′ there: below 1, correlations nearby come to it",
-    "case": "of theorem 5.11 of thesis2024: 1 samples become orthogonal, 2 equal, 3 equal but slowly, 4 in between",
-    "rate": "factor per layer of the distance to the fixed point, at worst",
-    "rate printed": "the rate as the paper prints it, which is not always true",
-    "algebraic rate": "α: the distance falls like 1/(α × layers)",
-    "variance": "mean square of the outputs, deep inside",
-    "correlation": "of two samples, deep inside",
-    "chi 1": "factor per layer of squared gradients; above 1, equal samples move apart",
-    "chi": "what a layer leaves of a change of the correlation",
-    "variance scale": "layers over which the variance comes e times nearer to its end",
-    "correlation scale": "layers over which the correlation comes e times nearer to its end",
-    "phase": "ordered: samples become equal, gradients vanish; chaotic: they part, gradients explode",
-    "status": "whether the variance settles",
-    "error": "an upper estimate for the numbers above",
-    "condition number": "of the Gram matrix, deep inside",
-    "placement": "of the norm",
-    "gains · up": "variance × fan-in of these weights, as the others",
-    "stream growth": "mean square of the stream behind the last block over that in front of the first",
-    "gradient ratio": "squared gradient in front of the first block over that behind the last",
-    "score std": "standard deviation of the attention scores, the largest of all blocks",
-    "entropy": "of attention rows over that of uniform attention, the smallest of all blocks",
-    "condensation": "size of the scores over the one above which rows look at few keys",
-}
-BLOCKS = {
-    "gradient growth": "factor per block of the squared gradient norm, towards the input, in the mean",
-    "correlation": "of two samples, or tokens, behind the last block",
-    "trainable depth": "blocks until squared gradients, or the distance of two samples, change by e^16",
-    "collapsed": "whether attention rows look at few keys",
-}
+WORDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 
 def print_result(result: Any) -> None:
@@ -82,7 +32,7 @@ def print_result(result: Any) -> None:
 def _print_numbers(data: dict[str, Any]) -> None:
     """Every number under its JSON name with what it means, then what is too long to stand beside a meaning."""
     rows = [(name, write(value)) for name, value in flatten(to_plain(data))]
-    meanings = MEANINGS | BLOCKS if "stream growth" in dict(rows) else MEANINGS
+    meanings = WORDS["meanings"] | (WORDS["blocks"] if "stream growth" in dict(rows) else {})
     short = [(name, value, Text(meanings.get(name, ""), style="dim")) for name, value in rows if len(value) <= LONG]
     for part in (short, [row for row in rows if len(row[1]) > LONG]):
         if part:

@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from sounding.cli.numbers import write_log_norm, write_number, write_share
 from sounding.cli.output import new_table
-from sounding.look import TERMINAL_BAD, TERMINAL_GOOD, TERMINAL_NOTE, TERMINAL_WARN
+from sounding.look import (
+    TERMINAL_BAD,
+    TERMINAL_GOOD,
+    TERMINAL_NOTE,
+    TERMINAL_WARN,
+    write_evidence,
+    write_log_norm,
+    write_number,
+    write_share,
+)
 from sounding.probe.findings.collapse import share_outside
 from sounding.probe.inside.precision import HEADROOMS, find_headroom
 from sounding.probe.inside.roles import block_of, find_roles
@@ -331,10 +339,7 @@ def write_finding(finding: Finding, index: int) -> RenderableType:
     body.add_column(no_wrap=True, style="dim", min_width=9)
     body.add_column()
     body.add_row("    why", Text(finding.why))
-    # a count is written as one, and not as 12.0
-    whole = {key: float(value).is_integer() and abs(value) < 1e6 for key, value in finding.evidence.items()}
-    numbers = ", ".join(f"{key.replace('_', ' ')} {f'{value:.0f}' if whole[key] else write_number(value)}"
-                        for key, value in finding.evidence.items())  # fmt: skip
+    numbers = ", ".join(f"{key.replace('_', ' ')} {write_evidence(value)}" for key, value in finding.evidence.items())
     if numbers:
         body.add_row("    found", Text(numbers))
     for position, remedy in enumerate(finding.remedies):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from sounding import __version__
 from sounding.errors import clean
+from sounding.look import write_evidence, write_share
 from sounding.probe.findings.collapse import share_outside
 from sounding.probe.kinds import page_of
 from sounding.probe.reading import Reading
@@ -80,7 +81,7 @@ def _figures(reading: Reading) -> Iterable[tuple[str, str]]:
     if math.isfinite(last):
         start = [first] if math.isfinite(first) else []
         yield "directions", " → ".join(f"{value:#.3g}" for value in [*start, last])
-        yield "spread", " → ".join(write_percent(share_outside(value)) for value in [*start, last])
+        yield "spread", " → ".join(write_share(share_outside(value)) for value in [*start, last])
     growth = reading.network.get("gradient_growth")
     if growth is not None and math.isfinite(growth.value):
         yield "gradient growth", f"×{growth}"
@@ -105,7 +106,7 @@ def _write_finding(finding: Finding) -> str:
     call = "" if finding.depth is None else f" · call {finding.depth}"
     place = "" if where is None else f'<p class="place">at <code>{escape(where)}</code>{call}</p>'
     told = finding.evidence.items()
-    rows = "".join(row(EVIDENCE.get(key, key.replace("_", " ")), write_number(value)) for key, value in told)
+    rows = "".join(row(EVIDENCE.get(key, key.replace("_", " ")), write_evidence(value)) for key, value in told)
     numbers = f"<details><summary>Evidence in numbers</summary><table>{rows}</table></details>" if rows else ""
     remedies = "".join(f"<li>{_write_remedy(remedy)}</li>" for remedy in finding.remedies)
     title = page_of(finding.kind).title
@@ -185,32 +186,3 @@ def write_citation(reports: Reports) -> str:
         f"  version = {{{__version__}}},\n  year    = {{2026}}\n}}"
     )
     return f'<pre>{escape(bibtex)}</pre><p>{rest}</p><ul class="papers">{papers}</ul>'
-
-
-def write_number(value: float) -> str:
-    """A number for a reader: whole ones whole, otherwise three digits.
-
-    >>> [write_number(v) for v in (65.0, 0.04886, 1.48, 2.5e-9, float("nan"))]
-    ['65', '0.0489', '1.48', '2.5×10⁻⁹', '–']
-    """
-    if math.isnan(value):
-        return "–"
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    if float(value).is_integer() and abs(value) < 1e6:
-        return f"{value:.0f}"
-    if 1e-3 <= abs(value) < 1e5:
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
-    mantissa, _, exponent = f"{value:.1e}".partition("e")
-    return f"{mantissa}×10{str(int(exponent)).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
-
-
-def write_percent(value: float) -> str:
-    """A share in percent.
-
-    >>> write_percent(0.514), write_percent(0.00491), write_percent(3e-9)
-    ('51%', '0.49%', '3.0×10⁻⁷%')
-    """
-    percent = 100 * value
-    # two digits are what an eye compares
-    return f"{percent:.0f}%" if percent >= 10 else f"{write_number(float(f'{percent:.2g}'))}%"
