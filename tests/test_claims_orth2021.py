@@ -177,7 +177,7 @@ def test_figure_2a_from_chains_needs_its_correction() -> None:
     assert judge(claim, numbers) == "holds with correction"
     straight = [e for e in claim.expectations if "rate" in e.quantity]
     assert "violated" in [e.judge(numbers[e.quantity]) for e in straight]
-    wrong = dataclasses.replace(claim.expectations[0], quantity="slope_6_to_12", high=chains.FASTEST)
+    wrong = dataclasses.replace(claim.expectations[0], quantity="slope_6_to_12", high=math.log(4 / 6))
     assert wrong.judge(numbers["slope_6_to_12"]) == "violated", "the rate of the infinitely wide network"
 
 

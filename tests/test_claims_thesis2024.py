@@ -25,11 +25,11 @@ from sounding.claims.thesis2024.convergence import (
     random_maps,
     worst_over_bound,
 )
-from sounding.claims.thesis2024.mean_field import distances, fixed_gram, stretched, walk_grams
+from sounding.claims.thesis2024.mean_field import distances, fixed_gram, start_gram, walk_grams
 from sounding.claims.thesis2024.networks import (
     build_networks,
+    build_on_data,
     draw_haar,
-    draw_input,
     every_layer_log_norms,
     first_layer_log_norms,
 )
@@ -122,11 +122,11 @@ def test_one_exploding_cell_fails_theorem_6_5(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("distinct", [None, 5])
 def test_every_run_has_a_batch_of_its_own(distinct: int | None) -> None:
     values = {"data": "digits", "width": 10, "batch_size": 10, "runs": 3}
-    generator = CONTEXT.generator(1)
-    start, labels, classes = draw_input(values, CONTEXT, distinct=distinct, generator=generator)
-    assert start.shape == (3, 10, 10)
+    made = build_on_data(values, CONTEXT, offset=1, distinct=distinct, depth=1)
+    labels = made.labels
+    assert made.states[0].shape == (3, 10, 10)
     assert labels.shape == (3, 10)
-    assert classes == 10
+    assert made.classes == 10
     assert not torch.equal(labels[0], labels[1])
     if distinct:
         assert torch.equal(labels[:, :5], labels[:, 5:])
@@ -163,13 +163,13 @@ def test_a_polynomial_activation_has_the_map_of_its_weights() -> None:
 
 def test_gram_paths_reach_the_fixed_point_of_the_mean_field() -> None:
     options: dict[str, Any] = {"width": 2000, "depth": 15, "runs": 8, "context": CONTEXT, "offset": 0}
-    mean = walk_grams("relu", stretched(4), **options)[:, 8:].mean(dim=(0, 1)).numpy()
+    mean = walk_grams("relu", start_gram(4), **options)[:, 8:].mean(dim=(0, 1)).numpy()
     assert np.abs(mean - fixed_gram("relu", 4)).max() < 0.03
-    assert distances("relu", stretched(4), **options)[:, 0].mean() > 0.3
+    assert distances("relu", start_gram(4), **options)[:, 0].mean() > 0.3
 
 
 def test_a_linear_network_without_norm_keeps_its_gram_matrix_on_average() -> None:
-    start = stretched(3)
+    start = start_gram(3)
     found = walk_grams("identity", start, width=400, depth=3, runs=2000, context=CONTEXT, offset=0, norm="none")
     mean, error = found[:, -1].mean(0).numpy(), found[:, -1].std(0).numpy() / math.sqrt(2000)
     assert np.all(np.abs(mean - start) < 5 * error)

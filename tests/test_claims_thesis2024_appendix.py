@@ -10,19 +10,17 @@ import pytest
 import torch
 
 from sounding.claims.claim import Claim, Context, Expectation, Setting, judge
-from sounding.claims.number import Number, jackknife_ratio, mean_of, student
+from sounding.claims.number import Number, distance_from, jackknife_ratio, mean_of, student
 from sounding.claims.registry import find_claim
-from sounding.claims.thesis2024.appendix_data import PRINTED_COSINES, PRINTED_RANKS, _distance, draw_pixels
+from sounding.claims.thesis2024.appendix_data import PRINTED_COSINES, PRINTED_RANKS, draw_pixels
 from sounding.claims.thesis2024.gradients import _exponents
 from sounding.claims.thesis2024.networks import (
     build_on_data,
-    constant,
     draw_batches,
     every_layer_log_norms,
     first_layer_log_norms,
     gaps_at,
     log_norms_at,
-    power,
     rates_at,
 )
 from sounding.claims.thesis2024.training import gradient_norms, square_weights, weight_gaps
@@ -48,7 +46,7 @@ def test_table_and_cosines_have_their_rows() -> None:
 @pytest.mark.parametrize("activation", ["identity", "tanh", "sin"])
 @pytest.mark.parametrize("centring", [True, False])
 def test_gradients_are_those_of_autograd(activation: str, centring: bool) -> None:
-    made = build_on_data(SMALL, CONTEXT, activation=activation, gain=power(0.3), depth=4, offset=3, centring=centring)
+    made = build_on_data(SMALL, CONTEXT, activation=activation, exponent=0.3, depth=4, offset=3, centring=centring)
     functions = {"identity": lambda x: x, "tanh": torch.tanh, "sin": torch.sin}
     before = made.generator.get_state()
     heads = torch.randn(3, 12, 10, generator=made.generator, dtype=torch.float64) / math.sqrt(12)
@@ -68,7 +66,7 @@ def test_gradients_are_those_of_autograd(activation: str, centring: bool) -> Non
 
 
 def test_depths_may_come_in_any_order() -> None:
-    made = build_on_data(SMALL, CONTEXT, activation="tanh", gain=constant(1.0), depth=30, offset=1)
+    made = build_on_data(SMALL, CONTEXT, activation="tanh", depth=30, offset=1)
     before = made.generator.get_state()
     rising = first_layer_log_norms(made, (5, 10, 30))
     made.generator.set_state(before)
@@ -76,19 +74,19 @@ def test_depths_may_come_in_any_order() -> None:
 
 
 def test_rates_are_positive_where_gradients_explode() -> None:
-    made = build_on_data(SMALL, CONTEXT, activation="sin", gain=constant(1.5), depth=40, offset=1)
+    made = build_on_data(SMALL, CONTEXT, activation="sin", gain=1.5, depth=40, offset=1)
     assert np.all(rates_at(every_layer_log_norms(made), (10,), gap=20) > 0)
 
 
 def test_gaps_leave_out_what_centring_takes() -> None:
-    made = build_on_data(SMALL, CONTEXT, activation="identity", gain=constant(1.0), depth=3, offset=1)
+    made = build_on_data(SMALL, CONTEXT, activation="identity", depth=3, offset=1)
     assert np.all(np.isfinite(gaps_at(made, (3,))))
     assert float(isometry_gap(gram(made.states[3][0]))) == math.inf
 
 
 def test_every_run_has_its_batch_under_all_gains() -> None:
     first, other = (
-        build_on_data(SMALL, CONTEXT, activation=name, gain=constant(gain), depth=1, offset=offset)
+        build_on_data(SMALL, CONTEXT, activation=name, gain=gain, depth=1, offset=offset)
         for name, gain, offset in (("tanh", 1.0, 1), ("sin", 0.5, 2))
     )
     assert first.labels.shape == (3, 12)
@@ -143,9 +141,9 @@ def test_a_rate_below_the_linear_one_leaves_the_exponent_open() -> None:
 
 
 def test_a_distance_begins_at_0_where_the_interval_holds_the_printed_value() -> None:
-    assert _distance(Number(3.0, 1.0, 5.0), 2.0) == Number(1.0, 0.0, 3.0)
-    assert _distance(Number(3.0, 2.5, 3.5), 2.0) == Number(1.0, 0.5, 1.5)
-    assert _distance(Number(3.0, 2.5, 3.5), 4.0) == Number(1.0, 0.5, 1.5)
+    assert distance_from(Number(3.0, 1.0, 5.0), 2.0) == Number(1.0, 0.0, 3.0)
+    assert distance_from(Number(3.0, 2.5, 3.5), 2.0) == Number(1.0, 0.5, 1.5)
+    assert distance_from(Number(3.0, 2.5, 3.5), 4.0) == Number(1.0, 0.5, 1.5)
 
 
 @pytest.mark.parametrize(("printed", "verdict"), [(0.69, "holds"), (0.67, "does not hold")])

@@ -17,7 +17,7 @@ from sounding.claims.thesis2024 import centred, isometry
 from sounding.claims.thesis2024.centred import centred_maps, drift, keeps_minus_one, pull
 from sounding.claims.thesis2024.convergence import map_of, random_maps
 from sounding.claims.thesis2024.isometry import needed_constant
-from sounding.claims.thesis2024.mean_field import EARLY, distances, halves, slowest_rate, transient
+from sounding.claims.thesis2024.mean_field import EARLY, distances, slowest_rate, start_gram, transient
 from sounding.claims.thesis2024.networks import draw_inputs, gaps_over_depth
 from sounding.reproduction import reproduce
 from tolerance import TOLERANCE
@@ -152,7 +152,7 @@ def test_a_faster_rate_needs_a_constant_that_grows_with_depth() -> None:
     """With 1 − α = λ⁴ for λ² the later layers need more."""
     rate = slowest_rate("tanh", 5)
     options: dict[str, Any] = {"width": 6400, "depth": 12, "runs": 6, "context": CONTEXT, "offset": 0}
-    found = distances("tanh", halves(5), **options)
+    found = distances("tanh", start_gram(5, "two halves"), **options)
     right, wrong = (transient(found, chosen, 0.01).mean(0) for chosen in (rate, rate**2))
     assert len(right) > EARLY
     assert right[EARLY:].max() < right[:EARLY].max()

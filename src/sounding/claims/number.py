@@ -153,6 +153,17 @@ def scaled(number: Number, factor: float) -> Number:
     return Number(number.value * factor, ends[0], ends[1], number.samples)
 
 
+def distance_from(number: Number, point: float) -> Number:
+    """|number − point|; its interval begins at 0 where that of the number holds the point.
+
+    >>> distance_from(Number(3.0, 1.0, 5.0), 2.0)
+    Number(value=1.0, low=0.0, high=3.0, samples=None)
+    """
+    ends = sorted((abs(number.low - point), abs(number.high - point)))
+    least = 0.0 if number.low <= point <= number.high else ends[0]
+    return Number(abs(number.value - point), least, ends[1], number.samples)
+
+
 def farthest_ratio(measured: Sequence[Number], theory: Sequence[float]) -> Number:
     """The ratio of a measured number to its theory that is farthest from 1, among several.
 

@@ -19,7 +19,7 @@ from sounding.activations import Activation
 from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome, Values, present
 from sounding.claims.meanfield2019.transforms import widest
-from sounding.claims.number import Number, exact, jackknife_ratio, mean_of, scaled
+from sounding.claims.number import Number, distance_from, exact, jackknife_ratio, mean_of, scaled
 from sounding.claims.picture import Series, level, points_of
 from sounding.predict import batchnorm
 from sounding.theory.batchnorm import BatchNormPrediction
@@ -172,12 +172,7 @@ def compare(
 
 def deviation_of(drawn: Sequence[Drawn], closed: Callable[[Case], float]) -> Number:
     """The largest |drawn/closed − 1|: a single case that is off lifts the lower end of the interval above the bound."""
-    found = []
-    for case, number in drawn:
-        ratio = scaled(number, 1 / closed(case))
-        near = max(0.0, ratio.low - 1, 1 - ratio.high)  # 0 where the interval holds 1
-        found.append(Number(abs(ratio.value - 1), near, max(abs(ratio.low - 1), abs(ratio.high - 1))))
-    return widest(found)
+    return widest([distance_from(scaled(number, 1 / closed(case)), 1.0) for case, number in drawn])
 
 
 class _Batches:
@@ -291,9 +286,7 @@ def measure_covariance(values: Values, context: Context) -> Outcome:
     for place, case in enumerate(_cases(values, "drawn")):
         rows = draw_covariance_block(case, values, context, place)
         drawn.append((case, mean_of(rows[:, 0])))
-        over = jackknife_ratio(*rows[:, 1:].T)
-        # |value|, whose interval reaches down to 0 where that of the value holds 0
-        excess.append(Number(abs(over.value), max(0.0, over.low, -over.high), max(-over.low, over.high)))
+        excess.append(distance_from(jackknife_ratio(*rows[:, 1:].T), 0.0))
     numbers = {
         "first_form_off_integral": compare(covariance_by_kernel, covariance_integral, cases),
         "second_form_off_integral": compare(covariance_by_gamma, covariance_integral, cases),

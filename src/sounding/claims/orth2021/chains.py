@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from itertools import product
+from collections.abc import Callable, Iterator
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -177,32 +177,23 @@ def measure_figure2b(values: Values, context: Context) -> Outcome:
     return present({"slope": slope}, series)
 
 
-FASTEST = math.log(4 / 6)  # ln(n/(n + 2)), the slope of log V of the infinitely wide chain near orthogonality, n = 4
-
-
-def _stationary_chain(
+def _stationary_grams(
     width: int, samples: int, runs: int, activation: Callable[[torch.Tensor], torch.Tensor], generator: torch.Generator
-) -> Callable[[], torch.Tensor]:
-    """A function that steps Q ↦ BN(W F(Q)) for `runs` networks and returns QᵀQ/d, (runs, n, n).
+) -> Iterator[torch.Tensor]:
+    """QᵀQ/d of `runs` networks, (runs, n, n), after each of endlessly many layers Q ↦ BN(W F(Q)).
 
     Given F(Q), the columns of WF(Q) are normals times a factor of its Gram matrix: exact in law.
     """
-    device = generator.device
     state = draw_normals(generator, runs, samples, width)
     # Cholesky needs a positive matrix: ReLU can make two samples alike
-    jitter = 1e-12 * torch.eye(samples, dtype=torch.float64, device=device)
-
-    def step() -> torch.Tensor:
-        nonlocal state
+    jitter = 1e-12 * torch.eye(samples, dtype=torch.float64, device=generator.device)
+    while True:
         features = activation(state)
         factor = torch.linalg.cholesky(features @ features.mT / width + jitter)
-        noise = draw_normals(generator, *state.shape)
-        mapped = factor @ noise  # in law F(Q)Wᵀ: its columns are independent normals, the Gram matrix their covariance
+        # in law F(Q)Wᵀ: its columns are independent normals, the Gram matrix their covariance
+        mapped = factor @ draw_normals(generator, *state.shape)
         state = mapped / mapped.square().mean(1, keepdim=True).sqrt()  # batch norm without centring, over the samples
-        gram: torch.Tensor = state @ state.mT / (width * samples)
-        return gram
-
-    return step
+        yield state @ state.mT / (width * samples)
 
 
 def measure_conjecture(values: Values, context: Context) -> Outcome:
@@ -219,10 +210,9 @@ def measure_conjecture(values: Values, context: Context) -> Outcome:
         means, errors = [], []
         for place, width in enumerate(widths):
             generator = context.generator(100 * index + place, device=context.device)
-            step = _stationary_chain(int(width), values["batch_size"], values["runs"], function, generator)
-            for _ in range(values["burn_in"]):
-                step()
-            grams = torch.stack([step() for _ in range(values["layers"])])  # (layers, runs, n, n)
+            layers = _stationary_grams(int(width), values["batch_size"], values["runs"], function, generator)
+            late = islice(layers, values["burn_in"], values["burn_in"] + values["layers"])
+            grams = torch.stack([*late])  # (layers, runs, n, n)
             unit = torch.eye(values["batch_size"], dtype=torch.float64, device=context.device)
             target = unit / values["batch_size"] if values["gap"] else _exchangeable_mean(grams)
             distance = (grams - target).square().sum((-1, -2)).sqrt().mean(0).cpu().numpy()
@@ -231,10 +221,10 @@ def measure_conjecture(values: Values, context: Context) -> Outcome:
             context.progress((index + (place + 1) / len(widths)) / len(shown))
         mean, error = np.array(means), np.array(errors)
         key = name.replace(":", "_")
-        numbers[f"slope_{key}"] = slope_of(np.log(widths), np.log(mean), stderr=list(error / mean), straight=False)
-        wide = widths >= values["wide"]  # where the law is that of wide networks
-        x, y = np.log(widths[wide]), np.log(mean[wide])
-        numbers[f"slope_{key}_wide"] = slope_of(x, y, stderr=list((error / mean)[wide]), straight=False)
+        # of all widths, and of those where the law is that of wide networks
+        for part, least in (("", 0), ("_wide", values["wide"])):
+            x, y, spread = (row[widths >= least] for row in (np.log(widths), np.log(mean), error / mean))
+            numbers[f"slope_{key}{part}"] = slope_of(x, y, stderr=list(spread), straight=False)
         if name in values["activations"]:  # those beside are shown, and compared with nothing
             curves.append(estimate(float(mean[-1]), float(error[-1])))
         series.append(Series(name, widths, mean, error=DRAWN * error))

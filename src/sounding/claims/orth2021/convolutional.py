@@ -14,7 +14,7 @@ from torch import nn
 from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome, Values, pick, present
 from sounding.claims.number import mean_of, mean_slope_of
-from sounding.claims.orth2021.training import LABELS, ORDERS, draw_curves, draw_inputs, load, products
+from sounding.claims.orth2021.training import LABELS, ORDERS, draw_curves, draw_inputs, load, products, shorten
 from sounding.claims.picture import Panel, mean_over
 from sounding.claims.train import curves_of, train_alike_
 from sounding.data import Dataset, normalize
@@ -164,16 +164,6 @@ def orthogonalize_printed_(network: nn.Module, inputs: torch.Tensor, generator: 
             handle.remove()
 
 
-def _shorten(deep: nn.Module, shallow: nn.Module) -> nn.Module:
-    """`shallow` with the convolutions that `deep` has in their places, and its own classifier."""
-    with torch.no_grad():
-        for name, module in shallow.named_modules():
-            if isinstance(module, nn.Conv2d):
-                # layers are named by their place, the same at all depths
-                module.weight.copy_(deep.get_submodule(name).get_parameter("weight"))
-    return shallow
-
-
 def draw_variants(values: Values, context: Context) -> dict[tuple[int, str], list[nn.Module]]:
     """Networks by depth and variant, one a seed; each layer is set from those before, so depths share their layers.
 
@@ -193,7 +183,7 @@ def draw_variants(values: Values, context: Context) -> dict[tuple[int, str], lis
         for depth, network in networks.items():
             found[depth, "xavier"].append(network)
             shorter = depth < max(networks)
-            found[depth, "iterative"].append(_shorten(deep, copy.deepcopy(network)) if shorter else deep)
+            found[depth, "iterative"].append(shorten(deep, copy.deepcopy(network), nn.Conv2d) if shorter else deep)
         context.progress((seed + 1) / len(every) / 2)
     return found
 

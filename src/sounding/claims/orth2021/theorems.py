@@ -6,6 +6,8 @@ The chain is H ↦ BN(WH)/√d without centring, ‖H‖_F = 1, so the eigenvalu
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,7 +33,7 @@ from sounding.claims.picture import Panel, Role, Series, level, scattered
 from sounding.claims.walk import draw_normals
 from sounding.measures import orthogonality_gap
 from sounding.theory.bounds import orth2021 as bounds
-from sounding.theory.bounds.bound import Version
+from sounding.theory.bounds.bound import Bound, Version
 
 ROUNDING = 1e-9  # stated for what the quadrature of p leaves; its shares sum to 1 within 2e-14
 SHOWN = 300  # spectra in a picture
@@ -152,7 +154,6 @@ def measure_layer(values: Values, context: Context) -> Outcome:
 def measure_theorem1(values: Values, context: Context) -> Outcome:
     """The gap along the chain at finite width, and along the infinitely wide chain, against both bounds."""
     finite: dict[Version, list[list[float]]] = {"printed": [], "corrected": []}
-    infinite: dict[Version, list[float]] = {"printed": [], "corrected": []}
     series = []
     for index, (n, width) in enumerate(values["shapes"] * GROUPS):  # each shape once in every group
         depth = values["depth"]
@@ -171,24 +172,13 @@ def measure_theorem1(values: Values, context: Context) -> Outcome:
         if index >= len(values["shapes"]):  # one group is drawn
             continue
         series.append(Series(f"n = {n}, d = {width}", rows.layer[1:], rows.value[1:], error=rows.stderr[1:]))
-    panels = [Panel(series=series, title="finite width")]
-    for n, layers in values["infinite"]:
-        series = []
-        path, sigma = follow_wide(n, layers)
-        v = np.array([gap(e) for e in path])
-        for version, kept in infinite.items():
-            # a width at which the floor is below everything drawn: the chain is its mean field to 1/√d
-            bound = bounds.theorem_1(10**24, n, depth=layers, smallest_singular_value=sigma, version=version)
-            kept.append(float(np.max(v / bound.curve)))
-            role: Role = "paper" if version == "printed" else "bound"
-            series.append(Series(f"{version} bound", np.arange(layers + 1), bound.curve, role=role))
-        series.append(Series("mean field", np.arange(layers + 1), v, role="theory"))
-        panels.append(Panel(series=series, title=f"n = {n}, d → ∞"))
+    # a width at which the floor is below everything drawn: the chain is its mean field to 1/√d
+    infinite, panels = along_wide(values, gap, partial(bounds.theorem_1, 10**24))
     numbers = {
         f"largest_share_of_{version}_bound": extreme_of([max(*group, *infinite[version]) for group in groups])
         for version, groups in finite.items()
     }
-    return present(numbers, *panels)
+    return present(numbers, Panel(series=series, title="finite width"), *panels)
 
 
 def follow_wide(n: int, layers: int) -> tuple[list[Array], float]:
@@ -197,6 +187,26 @@ def follow_wide(n: int, layers: int) -> tuple[list[Array], float]:
     for _ in range(layers):
         path.append(np.sort(bounds.expected_spectrum(np.sqrt(path[-1])))[::-1])
     return path, math.sqrt(min(e[-1] for e in path))
+
+
+def along_wide(
+    values: Values, measure: Callable[[Array], float], bound: Callable[..., Bound]
+) -> tuple[dict[Version, list[float]], list[Panel]]:
+    """The largest share of both versions of a bound along each infinitely wide chain of a row, and its panel."""
+    shares: dict[Version, list[float]] = {"printed": [], "corrected": []}
+    panels = []
+    for n, layers in values["infinite"]:
+        path, sigma = follow_wide(n, layers)
+        found, places = np.array([measure(eigenvalues) for eigenvalues in path]), np.arange(layers + 1)
+        series = []
+        for version, kept in shares.items():
+            curve = bound(n, depth=layers, smallest_singular_value=sigma, version=version).curve
+            kept.append(float(np.max(found / curve)))
+            role: Role = "paper" if version == "printed" else "bound"
+            series.append(Series(f"{version} bound", places, curve, role=role))
+        series.append(Series("mean field", places, found, role="theory"))
+        panels.append(Panel(series=series, title=f"n = {n}, d → ∞"))
+    return shares, panels
 
 
 def measure_lemma2(values: Values, context: Context) -> Outcome:
@@ -216,7 +226,7 @@ def measure_lemma2(values: Values, context: Context) -> Outcome:
 def measure_corollary3(values: Values, context: Context) -> Outcome:
     """W₂² of chains at depth and of infinitely wide chains at every layer against the bounds; its fall with width."""
     shares: dict[Version, list[Number]] = {"printed": [], "corrected": []}
-    radii, errors, panels = [], [], []
+    radii, errors = [], []
     n, depth = values["batch_size"], values["depth"]
     for index, width in enumerate(values["widths"]):
         run = simulate(
@@ -233,17 +243,10 @@ def measure_corollary3(values: Values, context: Context) -> Outcome:
             kept.append(estimate(radius.value**2 / bound, 2 * radius.value * (radius.stderr or 0.0) / bound))
         radii.append(radius.value)
         errors.append(radius.stderr or 0.0)
-    for samples, layers in values["infinite"]:
-        path, sigma = follow_wide(samples, layers)
-        distances = np.array([_squared_distance(eigenvalues) for eigenvalues in path])
-        series = [Series("mean field", np.arange(layers + 1), distances, role="theory")]
-        for version, kept in shares.items():
-            # a width at which the floor is below everything shown
-            limit = bounds.corollary_3(10**60, samples, depth=layers, smallest_singular_value=sigma, version=version)
-            kept.append(exact(float(np.max(distances / limit.curve))))
-            role: Role = "paper" if version == "printed" else "bound"
-            series.append(Series(f"{version} bound", np.arange(layers + 1), limit.curve, role=role))
-        panels.append(Panel(series=series, title=f"n = {samples}, d → ∞"))
+    # a width at which the floor is below everything shown
+    infinite, panels = along_wide(values, _squared_distance, partial(bounds.corollary_3, 10**60))
+    for version, kept in shares.items():
+        kept += map(exact, infinite[version])
     widths = np.array(values["widths"])
     slope = slope_of(np.log(widths), np.log(radii), stderr=list(np.array(errors) / np.array(radii)))
     numbers = {**{f"largest_share_of_{v}_bound": highest(kept) for v, kept in shares.items()}, "slope_of_radius": slope}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ LABELS = {
     "clipping:1": "clipping, λ = 1",
 }
 Curves = dict[int, Array]
+N = TypeVar("N", bound=nn.Module)
 
 
 @cache
@@ -102,13 +103,11 @@ def change_weights_(networks: Sequence[Mlp], values: Values, variant: str, conte
             haar_(network, gain=math.sqrt(2), exclude=outer, generator=generator)
 
 
-def shorten(network: Mlp, shallow: Mlp) -> Mlp:
-    """`shallow` with the layers of a deeper network that begins as it does, and its own readout."""
-    weights = dict(network.named_parameters())
-    with torch.no_grad():
-        for name, weight in shallow.named_parameters():
-            if not name.startswith("readout"):
-                weight.copy_(weights[name])
+def shorten(deep: nn.Module, shallow: N, kind: type[nn.Module] = nn.Linear) -> N:
+    """`shallow` with the layers of one kind that a deeper network has in their places, and its own readout."""
+    for name, module in shallow.named_modules():  # named by their places, the same at all depths
+        if isinstance(module, kind) and name != "readout":
+            module.load_state_dict(deep.get_submodule(name).state_dict())
     return shallow
 
 

@@ -11,7 +11,7 @@ from scipy import stats
 
 from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome, Values, present
-from sounding.claims.number import LEVEL, Number, exact, highest, lowest, over_runs, scaled
+from sounding.claims.number import LEVEL, Number, distance_from, exact, highest, lowest, over_runs, scaled
 from sounding.claims.picture import Panel, Series, points_of, points_over
 from sounding.data import load_dataset
 from sounding.data.dataset import normalize
@@ -74,21 +74,13 @@ def _scatter(values: Array) -> Number:
     return Number(value, value * low, value * high, len(values))
 
 
-def _distance(found: Number, printed: float) -> Number:
-    """|found − printed|; its interval begins at 0 where that of `found` holds the printed value."""
-    ends = sorted((abs(found.low - printed), abs(found.high - printed)))
-    # where the interval holds the printed value the distance may be 0
-    least = 0.0 if found.low <= printed <= found.high else ends[0]
-    return Number(abs(found.value - printed), least, ends[1], found.samples)
-
-
 def _against_table(numbers: Mapping[str, Number]) -> dict[str, Number]:
     """What the statement and its correction name: the cell that is farthest from the table, or from n."""
 
     def farthest(kind: str) -> Number:
         """In standard deviations of the table; smaller batches have none."""
         cells = [(PRINTED_RANKS[name][n], numbers[f"rank_{name}_{n}_{kind}"]) for name in SETS for n in (256, 512)]
-        return highest(scaled(_distance(found, mean), 1 / spread) for (mean, spread), found in cells)
+        return highest(scaled(distance_from(found, mean), 1 / spread) for (mean, spread), found in cells)
 
     # the table prints n for all of them
     small = [numbers[f"rank_{name}_{n}_float32"].low / n for name in SETS for n in (16, 32, 64)]
@@ -135,6 +127,6 @@ def excess_in_scatters(found: Array, printed: float) -> Number:
 
     The interval is that of the worst corners: of the mean's interval and of the scatter's.
     """
-    apart, unit = _distance(over_runs(found), printed), _scatter(found)
+    apart, unit = distance_from(over_runs(found), printed), _scatter(found)
     value, low, high = (max(0.0, end - HALF_DIGIT) for end in (apart.value, apart.low, apart.high))
     return Number(value / unit.value, low / unit.high, high / unit.low, len(found))

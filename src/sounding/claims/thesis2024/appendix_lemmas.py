@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -16,12 +15,6 @@ from sounding.claims.thesis2024.networks import draw_inputs
 from sounding.claims.walk import draw_normals, unit_features, walk
 from sounding.measures import isometry_gap
 from sounding.weights import draw_orthogonal
-
-
-def jacobian(function: Callable[[torch.Tensor], torch.Tensor], at: torch.Tensor) -> torch.Tensor:
-    """The derivative of a function of a tensor, by automatic differentiation."""
-    found: torch.Tensor = torch.func.jacrev(function)(at)
-    return found
 
 
 def draw_near(width: int, count: int, *, generator: torch.Generator) -> torch.Tensor:
@@ -157,8 +150,8 @@ def _layer_jacobians(d: int, count: int, generator: torch.Generator) -> torch.Te
     shares = []
     for batch in draw_near(d, max(count, GROUPS), generator=generator):
         matrix = turn(1, d, generator)[0]
-        whole = jacobian(partial(layer, matrix), batch).reshape(d * d, d * d)
-        inner = jacobian(norm, batch @ matrix.T).reshape(d * d, d * d)
+        whole = torch.func.jacrev(partial(layer, matrix))(batch).reshape(d * d, d * d)
+        inner = torch.func.jacrev(norm)(batch @ matrix.T).reshape(d * d, d * d)
         shares.append(torch.linalg.matrix_norm(whole, 2) / torch.linalg.matrix_norm(inner, 2))
     return torch.stack(shares)
 
@@ -170,7 +163,7 @@ def measure_row_jacobian(values: Values, context: Context) -> Outcome:
         for _ in range(values["draws"]):
             x = draw_normals(generator, d)
             size = x.norm()
-            found = jacobian(lambda y: y / y.norm(), x)
+            found = torch.func.jacrev(lambda y: y / y.norm())(x)
             formula = torch.eye(d, dtype=torch.float64) / size - torch.outer(x, x) / size**3
             off.append((found - formula).abs().max())
             # the identity over ‖x‖ but for the direction x itself

@@ -146,13 +146,13 @@ def measure_theorem_6_5(values: Values, context: Context) -> Outcome:
 def measure_shaping(values: Values, context: Context) -> Outcome:
     """Figure 6.5: the first layer's gradient against depth with gain 1 and with α_ℓ = ℓ^(−exponent)."""
     depth, exponent = values["depths"][-1], values["exponent"]
-    kinds = (("plain", None, "gain 1"), ("shaped", networks.power(exponent), f"gain ℓ^−{exponent:g}"))
+    kinds = (("plain", 0.0, "gain 1"), ("shaped", exponent, f"gain ℓ^−{exponent:g}"))
     numbers: dict[str, Number] = {}
     panels = []
     for place, activation in enumerate(NONLINEAR):
         series, gaps = [], []
-        for which, (name, gain, label) in enumerate(kinds):
-            shape: dict[str, Any] = {"activation": activation, "gain": gain, "depth": depth}
+        for which, (name, falls, label) in enumerate(kinds):
+            shape: dict[str, Any] = {"activation": activation, "exponent": falls, "depth": depth}
             made = build_on_data(values, context, offset=10 * place + which, **shape)
             logs = first_layer_log_norms(made, values["depths"])
             gaps.append(networks.gaps_at(made, (depth,))[:, 0])
@@ -175,7 +175,7 @@ def bulk_rates(
     gradient does.
     """
     depth, margin = values["depth"], values["margin"]
-    shape: dict[str, Any] = {"activation": activation, "gain": networks.constant(gain), "centring": centring}
+    shape: dict[str, Any] = {"activation": activation, "gain": gain, "centring": centring}
     logs = every_layer_log_norms(build_on_data(values, context, depth=depth, offset=offset, **shape))
     places = networks.rates_at(logs, values.get("layers", ()), gap=10)
     return places, networks.rates_at(logs, (margin,), gap=depth - 2 * margin)[:, 0]
@@ -250,7 +250,7 @@ def measure_gain_exponent(values: Values, context: Context) -> Outcome:
     for place, activation in enumerate(NONLINEAR):
         rows = []
         for index, exponent in enumerate(exponents):
-            shape: dict[str, Any] = {"activation": activation, "gain": networks.power(exponent), "depth": max(depths)}
+            shape: dict[str, Any] = {"activation": activation, "exponent": exponent, "depth": max(depths)}
             made = build_on_data(values, context, offset=20 * place + index, **shape)
             near, far = networks.log_norms_at(made, depths, (layer, layer + gap))
             rows.append((near - far) / gap)  # (runs, depths)

@@ -175,8 +175,12 @@ def measure_lemmaA_8(values: Values, context: Context) -> Outcome:
 def measure_lemma3_3(values: Values, context: Context) -> Outcome:
     """A lower bound of the total variation between μ̂ and T(μ̂) by one event, over widths, beside the printed rate."""
     n, draws, phi = values["batch_size"], values["draws"], resolve(values["activation"]).torch()
+
+    def activate(batch: torch.Tensor) -> torch.Tensor:
+        return phi(batch_norm(batch.mT).mT)  # features are rows here, as in chapter 3
+
     # G* of Gram matrices after the activation: batch norm takes a batch of equal correlations there in one step
-    active = phi(_feature_norm(draw_normals(context.generator(), 2_000_000, n)))
+    active = activate(draw_normals(context.generator(), 2_000_000, n))
     square = float(active.square().mean())  # diagonal and off-diagonal entries, by symmetry of the samples
     product = float(((active.sum(-1) ** 2 - active.square().sum(-1)) / (n * (n - 1))).mean())
     root = torch.linalg.cholesky(torch.from_numpy(np.full((n, n), product) + (square - product) * np.eye(n)))
@@ -187,7 +191,7 @@ def measure_lemma3_3(values: Values, context: Context) -> Outcome:
         for _ in range(values["parts"]):
             normal = draw_normals(generator, 2, draws, width, n)
             first = normal[0] @ root.mT
-            active = phi(_feature_norm(first))
+            active = activate(first)
             inner = torch.linalg.cholesky(active.mT @ active / width)
             for place, batch in enumerate((first, normal[1] @ inner.mT)):
                 entries[place].append((batch[..., 0] * batch[..., 1]).mean(-1))
@@ -213,11 +217,6 @@ def measure_lemma3_3(values: Values, context: Context) -> Outcome:
         ),
     ]
     return present(numbers, shown)
-
-
-def _feature_norm(batch: torch.Tensor) -> torch.Tensor:
-    """Batch norm of (..., features, samples) over the samples, as chapter 3 has it."""
-    return batch_norm(batch.mT).mT
 
 
 def measure_figure2_3(values: Values, context: Context) -> Outcome:

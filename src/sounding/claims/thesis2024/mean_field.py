@@ -63,10 +63,18 @@ def fixed_gram(activation: str, size: int) -> Array:
     return np.asarray(point.variance * ((1 - point.correlation) * np.eye(size) + point.correlation))
 
 
-def stretched(size: int) -> Array:
-    """A Gram matrix far from every G*: one direction that orders the samples, and a little of each sample's own."""
-    place = np.linspace(-1.5, 1.5, size)
-    return np.asarray(np.outer(place, place) + 0.05 * np.eye(size))
+STARTS = ("stretched", "one sample apart", "two halves")
+
+
+def start_gram(size: int, kind: str = "stretched") -> Array:
+    """A Gram matrix far from every G*: one direction that parts the samples, and a little of each sample's own."""
+    place = {
+        "stretched": np.linspace(-1.5, 1.5, size),
+        "one sample apart": np.array([size - 1.0] + [-1.0] * (size - 1)) / math.sqrt(size),
+        "two halves": np.where(np.arange(size) < size // 2, -1.0, 1.0),
+    }[kind]
+    own = 1e-3 if kind == "one sample apart" else 0.05  # the others lie almost together
+    return np.asarray(np.outer(place, place) + own * np.eye(size))
 
 
 def slowest_rate(activation: str, size: int) -> float:
@@ -93,7 +101,7 @@ def measure_observation(values: Values, context: Context) -> Outcome:
     """Figure 3.1: the distance to G* with and without batch norm over depth."""
     size, depth, early = values["batch_size"], values["depth"], values["early"]
     options = {"width": values["width"], "depth": depth, "runs": values["runs"], "context": context}
-    start = stretched(size)
+    start = start_gram(size)
     plain = distances("identity", start, offset=0, norm="none", **options)
     normed = distances(values["activation"], start, offset=1, **options)
     layers = np.arange(1, depth + 1)
@@ -122,7 +130,7 @@ def measure_linear_fixed_point(values: Values, context: Context) -> Outcome:
     """The time-averaged Gram matrix of a linear batch norm network against the identity and against G*."""
     size, depth, burn = values["batch_size"], values["depth"], values["burn_in"]
     options = {"width": values["width"], "depth": depth, "runs": values["runs"], "context": context, "offset": 0}
-    mean = walk_grams("identity", stretched(size), **options)[:, burn:].mean(dim=1).cpu()
+    mean = walk_grams("identity", start_gram(size), **options)[:, burn:].mean(dim=1).cpu()
     target = torch.as_tensor(fixed_gram("identity", size))
     eigenvalues = torch.linalg.eigvalsh(mean.mean(0)).numpy()
     to_identity = torch.linalg.matrix_norm(mean - torch.eye(size, dtype=mean.dtype)).numpy()
@@ -149,7 +157,7 @@ def measure_depth(values: Values, context: Context) -> Outcome:
     panels = []
     for index, name in enumerate(values["activations"]):
         found = distances(
-            name, stretched(size), width=width, depth=depth, runs=values["runs"], context=context, offset=index
+            name, start_gram(size), width=width, depth=depth, runs=values["runs"], context=context, offset=index
         )
         limit = bound_line(name, size, width=width, depth=depth)
         early = slice(0, values["early"])
@@ -157,7 +165,7 @@ def measure_depth(values: Values, context: Context) -> Outcome:
         worst = int(np.argmax(found.mean(0) / limit))  # the layer that decides
         numbers[f"{name}_largest_over_bound"] = mean_of(found[:, worst] / limit[worst])
         generator = np.random.default_rng(context.random_seed)
-        path = gram(name, stretched(size), depth=depth, samples=values["samples"], generator=generator).distances[1:]
+        path = gram(name, start_gram(size), depth=depth, samples=values["samples"], generator=generator).distances[1:]
         noise = deviation_line(name, size, width=width, depth=depth, context=context)
         numbers[f"{name}_square_over_floor"] = mean_of(found[:, -1] ** 2 / noise[-1] ** 2)
         series = (
@@ -209,21 +217,6 @@ EARLY = 5  # layers in which the transient must peak; a later peak is told by a 
 ABOVE_FLOOR = 10.0  # times the noise of a finite width: below, the noise would enter the ratio by a tenth and more
 
 
-def apart(size: int) -> Array:
-    """One sample apart from the others, which lie almost together."""
-    place = np.array([size - 1.0] + [-1.0] * (size - 1)) / math.sqrt(size)
-    return np.asarray(np.outer(place, place) + 1e-3 * np.eye(size))
-
-
-def halves(size: int) -> Array:
-    """Two groups of samples on opposite sides."""
-    place = np.where(np.arange(size) < size // 2, -1.0, 1.0)
-    return np.asarray(np.outer(place, place) + 0.05 * np.eye(size))
-
-
-STARTS = {"stretched": stretched, "one sample apart": apart, "two halves": halves}
-
-
 def transient(found: Array, rate: float, noise: float) -> Array:
     """‖G_ℓ − G*‖_F/λ^ℓ of each run at the layers whose mean distance is well above the noise of a finite width."""
     mean = found.mean(0)
@@ -249,9 +242,9 @@ def measure_concentration(values: Values, context: Context) -> Outcome:
             finite: dict[str, list[Array]] = {kind: [] for kind in STARTS}
             for width in values["widths"]:
                 bound = bound_line(name, size, width=width, depth=values["depth"])
-                for kind, make in STARTS.items():
+                for kind in STARTS:
                     depth = values["depth"] if kind == "stretched" else values["short"]
-                    found = distances(name, make(size), width=width, depth=depth, offset=offset, **shape)
+                    found = distances(name, start_gram(size, kind), width=width, depth=depth, offset=offset, **shape)
                     offset += 1
                     finite[kind].append(found / bound[:depth])
                     if kind == "stretched":
@@ -264,8 +257,8 @@ def measure_concentration(values: Values, context: Context) -> Outcome:
             # the floor of a finite width falls as 1/√d
             noise = float(tails[-1].mean()) * math.sqrt(values["widths"][-1] / values["wide"])
             limits, constants = [], []
-            for kind, make in STARTS.items():
-                found = distances(name, make(size), context=context, offset=offset, **wide)
+            for kind in STARTS:
+                found = distances(name, start_gram(size, kind), context=context, offset=offset, **wide)
                 offset += 1
                 ratio = transient(found, rate, noise)
                 peak = int(np.argmax(ratio.mean(0)[:EARLY]))

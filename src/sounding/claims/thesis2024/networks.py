@@ -7,7 +7,7 @@ finite; networks of all depths share their first layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,22 +22,10 @@ from sounding.data import load_dataset
 from sounding.data.dataset import batches
 from sounding.measures import isometry_gap, of_spectrum
 
-Schedule = Callable[[int], float]
-
 CHUNK = 50  # layers whose weights are drawn at once: enough to keep a GPU busy, few enough to hold
 
 # pivots of Cholesky's factor in this ratio: beyond it Newton's two steps would not reach rounding
 NEARLY_SINGULAR = 1e-4
-
-
-def constant(gain: float) -> Schedule:
-    """The schedule with one gain in every layer."""
-    return lambda layer: gain
-
-
-def power(exponent: float) -> Schedule:
-    """The schedule α_ℓ = ℓ^(−exponent)."""
-    return lambda layer: float(layer) ** -exponent
 
 
 def draw_haar(count: int, width: int, *, generator: torch.Generator) -> torch.Tensor:
@@ -94,7 +82,8 @@ def build_networks(
     generator: torch.Generator,
     law: str = "orthogonal",
     activation: str = "identity",
-    gain: Schedule | None = None,
+    gain: float = 1.0,
+    exponent: float = 0.0,
     centring: bool = True,
     length: float | None = None,
     repeats: torch.Tensor | None = None,
@@ -104,7 +93,7 @@ def build_networks(
 
     Args:
         law: "orthogonal", Haar matrices, or "gaussian", of variance 1/d.
-        gain: α by layer; None for 1.
+        gain: α in front of the activation, times ℓ^(−exponent) in layer ℓ.
         length: of every feature behind batch norm; None for unit mean square.
         repeats: which sample each sample repeats. Copies are kept equal, for rounding would tell them apart, and the
             network amplifies that.
@@ -121,7 +110,7 @@ def build_networks(
             product = states[-1] @ weight.mT
             product = product if repeats is None else product[:, repeats]
             normalized, factor, norm = normalize(product, centring=centring, length=length)
-            alpha = 1.0 if gain is None else gain(len(layers) + 1)
+            alpha = gain * float(len(layers) + 1) ** -exponent
             inner = normalized if alpha == 1.0 else alpha * normalized  # not copied: layers are a thousand
             slope = None
             if activation == "sin":
@@ -237,42 +226,36 @@ def gaps_over_depth(start: torch.Tensor, *, depth: int, context: Context, offset
     return np.asarray(torch.stack(gaps, dim=1).cpu().numpy())
 
 
-def draw_input(
+def build_on_data(
     values: Values,
     context: Context,
     *,
-    generator: torch.Generator,
+    offset: int,
     law: str = "orthogonal",
     centring: bool = True,
     length: float | None = None,
     distinct: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """A batch of real data for every run behind an input layer and batch norm, (runs, n, d); labels; classes.
+    **layers: Any,
+) -> Networks:
+    """Networks on a batch of real data for every run, behind an input layer and batch norm.
 
     The input layer has the law of the others: orthonormal columns, or Gaussian entries. With `distinct` the batch
-    repeats so many samples. A run has the same batch whatever follows it and whatever the offset of `generator`.
+    repeats so many samples. A run has the same batch whatever follows it and whatever the offset. `layers` are further
+    options of `build_networks`.
     """
     size, width, runs = values["batch_size"], values["width"], values["runs"]
     inputs, labels, classes = draw_batches(
         values["data"], distinct or size, runs, device=context.device, random_seed=context.random_seed
     )
+    generator = context.generator(offset, device=context.device)
     weights = draw_normals(generator, runs, inputs.shape[2], width)
     state = inputs @ (torch.linalg.qr(weights).Q if law == "orthogonal" else weights)
-    if distinct:
-        again = torch.arange(size, device=context.device) % distinct  # in turn: 0, 1, …, k − 1, 0, 1, …
+    again = torch.arange(size, device=context.device) % distinct if distinct else None  # in turn: 0, 1, …, k − 1, 0, …
+    if again is not None:
         state, labels = state[:, again], labels[:, again]
-    return normalize(state, centring=centring, length=length)[0], labels, classes
-
-
-def build_on_data(
-    values: Values, context: Context, *, offset: int, distinct: int | None = None, **layers: Any
-) -> Networks:
-    """Networks on batches of real data as `draw_input` has them; `layers` are the options of `build_networks`."""
-    generator = context.generator(offset, device=context.device)
-    shared = {name: layers[name] for name in ("law", "centring", "length") if name in layers}
-    start, labels, classes = draw_input(values, context, generator=generator, distinct=distinct, **shared)
-    repeats = torch.arange(len(labels[0]), device=context.device) % distinct if distinct else None
-    return build_networks(start, labels, generator=generator, repeats=repeats, classes=classes, **layers)
+    layers |= {"law": law, "centring": centring, "length": length, "repeats": again, "classes": classes}
+    start = normalize(state, centring=centring, length=length)[0]
+    return build_networks(start, labels, generator=generator, **layers)
 
 
 @cache
