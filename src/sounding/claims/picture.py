@@ -121,14 +121,15 @@ def write_words(picture: Picture, texts: Mapping[str, Any], known: Mapping[str, 
     """The picture with its caption and what its axes say, from the `[picture]` of a row's file.
 
     The texts name in braces what is `known`. What is said of the last panel holds for all that follow; `ticks` names a
-    setting, each of whose values is named on the x axis.
+    setting, each of whose values is named on the x axis; `labels` has words for names of series.
     """
-    said, panels = texts.get("panels", [{}]), []
+    said, labels, panels = texts.get("panels", [{}]), texts.get("labels", {}), []
     for place, panel in enumerate(picture.panels):
         axes = {key: text.format_map(known) for key, text in said[min(place, len(said) - 1)].items()}
         if "ticks" in axes:
             axes["ticks"] = {float(value): f"{value:g}" for value in known[axes["ticks"]]}
-        panels.append(replace(panel, **axes))
+        series = tuple(replace(one, label=labels.get(one.label, one.label)) for one in panel.series)
+        panels.append(replace(panel, series=series, **axes))
     return Picture(panels, texts["caption"].format_map(known))
 
 

@@ -24,11 +24,7 @@ from sounding.models import Mlp, Vgg19
 from sounding.predict import batchnorm
 from sounding.train import Recipe, train_
 
-PARTS = {
-    "weights": "norm of the weights",
-    "gradients": "norm of the gradient at pre-activations",
-    "weight_gradients": "norm of the weights' gradient",
-}
+PARTS = ("weights", "gradients", "weight_gradients")  # whose norms are followed; gradients are at pre-activations
 
 
 @share("part", "depths", "rates")
@@ -116,7 +112,7 @@ def measure_first_steps(values: Values, context: Context) -> Outcome:
         if part != "weights":
             series.append(Series("step 0 (½ ln λ_G per layer)", [2, depth], [(depth - 2) * rate, 0.0], role="theory"))
         panels.append(Panel(series=series, title=f"depth {depth}"))
-    return present(numbers, *panels, shown_rate=best * values["batch_size"], shown_part=PARTS[part])
+    return present(numbers, *panels, shown_rate=best * values["batch_size"])
 
 
 def measure_lower_layers(values: Values, context: Context) -> Outcome:

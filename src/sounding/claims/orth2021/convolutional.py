@@ -14,7 +14,7 @@ from torch import nn
 from sounding.activations.activation import Array
 from sounding.claims.claim import Context, Outcome, Values, pick, present
 from sounding.claims.number import mean_of, mean_slope_of
-from sounding.claims.orth2021.training import LABELS, ORDERS, draw_curves, draw_inputs, load, products, shorten
+from sounding.claims.orth2021.training import ORDERS, draw_curves, draw_inputs, load, products, shorten
 from sounding.claims.picture import Panel, mean_over
 from sounding.claims.train import curves_of, train_alike_
 from sounding.data import Dataset, normalize
@@ -224,7 +224,7 @@ def measure_figure7(values: Values, context: Context) -> Outcome:
         difference = curves[0, :, -1] - curves[1, :, -1]  # pairs: both start from one seed
         numbers[f"{label}_xavier_minus_iterative"] = mean_of(difference, looks=values.get("looks", 1))
         series = [
-            draw_curves(LABELS[name], dict(zip(marks, part.T, strict=True)))
+            draw_curves(name, dict(zip(marks, part.T, strict=True)))
             for name, part in zip(("xavier", "iterative"), curves, strict=True)
         ]
         panels.append(Panel(series=series, title=f"{depth} convolutions"))

@@ -26,15 +26,6 @@ from sounding.models import Mlp
 from sounding.repair import haar_, orthogonalize_
 from sounding.train import Recipe
 
-LABELS = {
-    "xavier": "Xavier's weights",
-    "iterative": "iterative orthogonalization",
-    "orthonormal": "orthogonalization, orthonormal V′",
-    "released": "as released, Σ^(−1)",
-    "orthogonal": "orthogonal weights",
-    "clipping:0.1": "clipping, λ = 0.1",
-    "clipping:1": "clipping, λ = 1",
-}
 Curves = dict[int, Array]
 N = TypeVar("N", bound=nn.Module)
 
@@ -227,7 +218,7 @@ def train_variants(values: Values, context: Context) -> dict[str, Curves]:
 
 def present_variants(numbers: Mapping[str, Number], found: Mapping[str, Curves], values: Values) -> Outcome:
     """The numbers, and the training loss at the end over depth."""
-    drawn = [draw_curves(LABELS[variant], curves) for variant, curves in found.items()]
+    drawn = [draw_curves(variant, curves) for variant, curves in found.items()]
     return present(numbers, drawn, trained="1 epoch" if values["epochs"] == 1 else f"{values['epochs']} epochs")
 
 

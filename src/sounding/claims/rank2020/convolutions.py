@@ -24,14 +24,7 @@ from sounding.measures import gradient_alignment, numerical_rank, participation_
 from sounding.models import build
 from sounding.train import Progress, Recipe, train_
 
-KINDS = {
-    "standard": "batch norm",
-    "one-sided": "batch norm, one-sided start",
-    "uncentred": "batch norm without centring",
-    "plain": "no norm",
-    "plain, 100 times the rate": "no norm, 100 × rate",
-    "plain, random images": "no norm, random images",
-}
+KINDS = ("standard", "one-sided", "uncentred", "plain", "plain, 100 times the rate", "plain, random images")
 
 PARTS = 3  # the number of parts into which a training is cut whose path is compared
 
@@ -126,7 +119,7 @@ def train_kind(values: Values, context: Context, kind: str) -> Runs:
 
     Nothing that is drawn is shared by two runs or by two kinds.
     """
-    first = 1000 * list(KINDS).index(kind)  # offsets of a kind are its own
+    first = 1000 * KINDS.index(kind)  # offsets of a kind are its own
     device, times = context.device, look_times(kind, values)
     gpu = device.startswith("cuda")
     recipe = Recipe(batch_size=values["batch_size"], steps=times[-1], evaluate=tuple(times), train_metrics="seen")
@@ -180,7 +173,7 @@ def draw_runs(found: Mapping[str, Runs], name: str, values: Values) -> list[Seri
     for kind, runs in found.items():
         rows = getattr(runs, name)
         steps = [0, *look_times(kind, values)][-rows.shape[1] :]  # accuracy has no value at step 0
-        series.append(points_over(KINDS[kind], steps, rows))
+        series.append(points_over(kind, steps, rows))
     return series
 
 
@@ -228,7 +221,7 @@ def _lag(standard: Runs, uncentred: Runs) -> Number:
 def measure_alignment(values: Values, context: Context) -> Outcome:
     """Figure 10: gradients of different samples in the readout, and what plain networks learn."""
     found = find_runs(values, context)
-    plain, faster, noise = (found[kind] for kind in list(KINDS)[3:])
+    plain, faster, noise = (found[kind] for kind in KINDS[3:])
     numbers: dict[str, Number] = {
         "alignment_plain": over_runs(plain.alignment.mean(axis=1)),
         "alignment_batch_norm": over_runs(found["standard"].alignment.mean(axis=1)),
@@ -254,5 +247,5 @@ def measure_paths(values: Values, context: Context) -> Outcome:
         for kind, name in (("plain", "plain"), ("standard", "batch_norm"))
     }
     steps = [values["steps"] * part // PARTS for part in range(1, PARTS + 1)]
-    series = [points_over(KINDS[kind], steps, np.array(rows)) for kind, rows in found.items()]
+    series = [points_over(kind, steps, np.array(rows)) for kind, rows in found.items()]
     return present(numbers, series)

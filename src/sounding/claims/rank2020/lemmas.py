@@ -74,9 +74,8 @@ def measure_lemma4(values: Values, context: Context) -> Outcome:
     generator = context.generator()
     start = torch.rand(width, width, generator=generator).add_(0.5)  # every entry is positive
     layers = sorted({int(layer) for layer in np.geomspace(1, depth, 14)})
-    names = {"uniform": "symmetric weights", "one-sided": "one-sided weights"}
-    curves, products = ({law: list[Number]() for law in names} for _ in range(2))
-    for law in names:
+    curves, products = ({law: list[Number]() for law in ("uniform", "one-sided")} for _ in range(2))
+    for law in curves:
         shape = (values["runs"], width, width)
         draw = partial(resolve(law).draw, shape, generator=generator, dtype=start.dtype, device=start.device)
         weights = (draw() for _ in range(depth))
@@ -93,7 +92,7 @@ def measure_lemma4(values: Values, context: Context) -> Outcome:
 
     def drawn_as(found: dict[str, list[Number]]) -> list[Series]:
         limit = level("0 (symmetric law)", layers, 0.0, "paper")
-        return [*(points_of(names[law], layers, row) for law, row in found.items()), limit]
+        return [*(points_of(law, layers, row) for law, row in found.items()), limit]
 
     return present(numbers, drawn_as(curves), drawn_as(products))
 
@@ -172,11 +171,7 @@ def measure_lemma5(values: Values, context: Context) -> Outcome:
         "least_rank_with_batch_norm": exact(min(least["batch"])),
         "least_rank_without_norm": exact(max(least["none"])),
     }
-    series = [
-        points_of(name, values["widths"], map(exact, row))
-        for name, row in zip(("batch norm", "no norm"), least.values(), strict=True)
-    ]
-    return present(numbers, series)
+    return present(numbers, [points_of(norm, values["widths"], map(exact, row)) for norm, row in least.items()])
 
 
 def measure_lemma6(values: Values, context: Context) -> Outcome:

@@ -56,11 +56,8 @@ def measure_lemmaC_8(values: Values, context: Context) -> Outcome:
                     largest = max(largest, low)
             shares[name].append(largest / c)
     numbers = {f"largest_deviation_over_c_{name}": exact(max(part), error=1e-9) for name, part in shares.items()}
-    shown = [
-        Series(f"ψ = {formula}", values["levels"], shares[name], role="theory")
-        for name, formula in (("printed", "c/(16d)"), ("corrected", "c²/(16d)"))
-    ]
-    series = [*shown, Series("1", values["levels"], [1.0] * len(values["levels"]), role="bound")]
+    series = [Series(name, values["levels"], part, role="theory") for name, part in shares.items()]
+    series.append(Series("1", values["levels"], [1.0] * len(values["levels"]), role="bound"))
     return present(numbers, series)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -88,18 +87,14 @@ def measure_degenerate(values: Values, context: Context) -> Outcome:
     return present(numbers, series)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """Networks of one width, input and law; every run has its own input."""
+def measure_cell(
+    values: Values, context: Context, *, width: int, kind: str, law: str, offset: int
+) -> tuple[Array, dict[str, Number]]:
+    """ln of the first layer's gradient norm, (runs, depths), in random networks on inputs of their own; three numbers.
 
-    logs: Array  # ln of the first layer's gradient norm in the networks of each depth, (runs, depths)
-    depth_slope: Number  # of that against depth
-    layer_growth: Number  # of ln‖∂L/∂W_ℓ‖ towards the input, per layer of the deepest network
-    rise_over_bound: Number  # of ln‖∂L/∂W_ℓ‖ from the last layer to the largest, over the theorem's bound
-
-
-def measure_cell(values: Values, context: Context, *, width: int, kind: str, law: str, offset: int) -> Cell:
-    """Gradients of random networks on random inputs; slopes from the depth or layer `window` on."""
+    These are its slope against depth, the growth of ln‖∂L/∂W_ℓ‖ towards the input per layer of the deepest network,
+    both from the depth or layer `window` on, and its rise from the last layer to the largest over the theorem's bound.
+    """
     window, generator = values["window"], context.generator(offset, device=context.device)
     start = networks.draw_inputs(kind, width, values["runs"], generator=generator)
     labels = torch.arange(width, device=context.device) % 10
@@ -111,33 +106,32 @@ def measure_cell(values: Values, context: Context, *, width: int, kind: str, law
     # with a loss of slope s = 1 the bound limits the rise of the gradient from its last layer
     bounds = np.array([theorem_6_5(width, input_gap=float(gap)).value for gap in gaps])
     rise = (layers - layers[:, -1:]) / bounds[:, None]  # from the last layer back
-    return Cell(
-        logs=logs,
-        depth_slope=late_slope(values, logs),
-        layer_growth=mean_slope_of(-np.arange(window, layers.shape[1] + 1), layers[:, window - 1 :]),
-        rise_over_bound=mean_of(rise[:, int(np.argmax(rise.mean(0)))]),
-    )
+    return logs, {
+        "depth_slope": late_slope(values, logs),
+        "layer_growth": mean_slope_of(-np.arange(window, layers.shape[1] + 1), layers[:, window - 1 :]),
+        "rise_over_bound": mean_of(rise[:, int(np.argmax(rise.mean(0)))]),
+    }
 
 
 def measure_theorem_6_5(values: Values, context: Context) -> Outcome:
     """Gradients at any depth and layer, features of norm 1: the worst cell, and Gaussian weights beside it."""
-    cells: dict[str, list[Cell]] = {"orthogonal": [], "gaussian": []}
+    cells: dict[str, list[dict[str, Number]]] = {"orthogonal": [], "gaussian": []}
     series: dict[str, list[Series]] = {law: [] for law in cells}
     for index, (width, kind) in context.each(values["inputs"]):
         for law, made in cells.items():
             if law == "gaussian" and width < values["wide"]:  # narrow Gaussian networks are no part of the claim
                 continue
             offset = 2 * index + (law == "gaussian")
-            cell = measure_cell(values, context, width=width, kind=kind, law=law, offset=offset)
+            logs, cell = measure_cell(values, context, width=width, kind=kind, law=law, offset=offset)
             made.append(cell)
-            series[law].append(against_depth(f"d = {width}, {kind}", values, cell.logs))
+            series[law].append(against_depth(f"d = {width}, {kind}", values, logs))
     orthogonal, gaussian = cells.values()
     numbers = {
-        "depth_slope": highest(cell.depth_slope for cell in orthogonal),
-        "layer_growth": highest(cell.layer_growth for cell in orthogonal),
-        "gaussian_depth_slope": lowest(cell.depth_slope for cell in gaussian),
-        "gaussian_layer_growth": lowest(cell.layer_growth for cell in gaussian),
-        "largest_rise_over_bound": highest(cell.rise_over_bound for cell in orthogonal),
+        "depth_slope": highest(cell["depth_slope"] for cell in orthogonal),
+        "layer_growth": highest(cell["layer_growth"] for cell in orthogonal),
+        "gaussian_depth_slope": lowest(cell["depth_slope"] for cell in gaussian),
+        "gaussian_layer_growth": lowest(cell["layer_growth"] for cell in gaussian),
+        "largest_rise_over_bound": highest(cell["rise_over_bound"] for cell in orthogonal),
     }
     panels = [Panel(series=drawn, title=f"{law} weights") for law, drawn in series.items()]
     return present(numbers, *panels)

@@ -65,11 +65,8 @@ def draw_batches(values: Values, context: Context) -> Iterator[Array]:
 
 def compare(values: Values, context: Context, bound: Callable[..., Any], **options: Any) -> Array:
     """ln(isometry after / the bound's value) of each batch whose bound is positive; −∞ for a degenerate result."""
-    ratios = []
-    for batch in draw_batches(values, context):
-        found = bound(batch, **options)
-        if found.value > 0:  # a bound of 0 promises nothing
-            ratios.append(found.actual / found.value)
+    every = (bound(batch, **options) for batch in draw_batches(values, context))
+    ratios = [found.actual / found.value for found in every if found.value > 0]  # a bound of 0 promises nothing
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(ratios))
 
