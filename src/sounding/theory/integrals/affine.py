@@ -61,14 +61,6 @@ class Affine:
         """How many kinks of φ lie at |x| < reach."""
         return sum(abs(k - self.shift) < reach * abs(self.scale) for k in self.activation.kinks)
 
-    def place(self, x: Array, distance: Array, kink: Array) -> Array:
-        """y = scale·x + shift, from the kink of x it is next to where there is one: exact around a kink at y = 0."""
-        y = self.scale * x + self.shift
-        for own in self.activation.kinks:
-            line = (own - self.shift) / self.scale
-            y = np.where(np.abs(kink - line) <= 1e-12 * max(1.0, abs(line)), own + self.scale * distance, y)
-        return y
-
     @cached_property
     def kink_power(self) -> float:
         """The smallest power with which φ′ behaves at a kink: 0 for ReLU, −0.4 for relu_power:0.6, 0 without kinks."""

@@ -81,30 +81,6 @@ class Cells:
         angle = below + (above - below) * q
         return variable, angle, radial_weight, (above - below) * angular_weight
 
-    def beside_kinks(self, reach: Array, coordinates: Sequence[float]) -> list[tuple[Array, Array]]:
-        """For each coordinate T cos(ψ − c): how far it is from the kink bounding its cell, and that kink (else NaN)."""
-        x, _ = legendre(self.order)
-        q0, q1 = self.column(self.Q0), self.column(self.Q1)
-        unit = (0.5 + 0.5 * x)[None, None, :]
-        forth, _ = _grade(q0 + (q1 - q0) * unit, unit, self.grading)
-        back, _ = _grade((1.0 - q1) + (q1 - q0) * (1.0 - unit), unit, self.grading)
-        below, above = (self._curve(reach, *columns) for columns in ((7, 8, 9), (10, 11, 12)))
-        first, last = below - self.column(self.O0), above - self.column(self.O1)
-        from_below, from_above = 0.5 * (above - below) * forth, 0.5 * (above - below) * back
-        # differences of two cosines as products, so that a distance keeps its digits where the coordinate has lost them
-        rise = -2 * reach * np.sin(first + from_below) * np.sin(from_below)
-        fall = 2 * reach * np.sin(last - from_above) * np.sin(from_above)
-        found = []
-        for coordinate in coordinates:
-            starts, ends = (
-                (np.cos(self.column(offset) - coordinate) > 1 - 1e-12) & (self.column(sign) != 0)
-                for offset, sign in ((self.O0, self.S0), (self.O1, self.S1))
-            )
-            near = starts & ((forth <= back) | ~ends)
-            kink = np.where(near, self.column(self.K0), np.where(ends, self.column(self.K1), np.nan))
-            found.append((np.where(near, rise, fall), kink))
-        return found
-
     def _curve(self, reach: Array, kink: int, sign: int, offset: int) -> Array:
         """The angle of a kink curve, offset ± arccos(kink/T), at radii T."""
         bend = np.arccos(np.clip(self.column(kink) / reach, -1.0, 1.0))
@@ -125,14 +101,6 @@ class Points:
     first: Array
     second: Array
     radial: Array
-    cells: Cells
-    reach: Array
-    angle: float
-
-    def beside_kinks(self) -> list[tuple[Array, Array]]:
-        """For each coordinate its distance from the kink that bounds its cell, and that kink (NaN where none does)."""
-        found = self.cells.beside_kinks(self.reach, (0.0, self.angle))
-        return [(distance.ravel(), np.broadcast_to(kink, distance.shape).ravel()) for distance, kink in found]
 
 
 PairFunction = Callable[[Points], Array]
@@ -316,9 +284,7 @@ def _evaluate(f: PairFunction, radial: Radial, cells: Cells, angle: float, what:
     variable, psi, radial_weight, angular_weight = cells.nodes(radial.radius)
     reach = radial.radius(variable)
     x1, x2 = reach * np.cos(psi), reach * np.cos(psi - angle)
-    points = Points(
-        x1.ravel(), x2.ravel(), np.broadcast_to(variable, psi.shape).ravel(), cells=cells, reach=reach, angle=angle
-    )
+    points = Points(x1.ravel(), x2.ravel(), np.broadcast_to(variable, psi.shape).ravel())
     with np.errstate(all="ignore"):
         found = np.atleast_2d(f(points)).reshape(-1, *psi.shape)
         ends = found[..., [0, -1]] if cells.grading == 1 else None

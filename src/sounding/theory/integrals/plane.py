@@ -40,8 +40,9 @@ MOST_KINKS = 24
 # without waves; 6000 bring waves of some hundred radians to 1e-8, in one or two seconds.
 MOST_CELLS = 6000
 _GRADING = 8  # nodes crowd like t⁸ at fractional powers: ten digits at a kink like |x|^−0.4
-# x₁ = T cos ψ carries a rounding of 1e-16, which a kink like |x|^−0.4 in φ′ raises to about 1e-10
-_STEEP_TOLERANCE = 3e-10
+# x₁ = T cos ψ carries a rounding of 1e-16, of which a kink like |x|^p with p < 0 in φ′ makes its power 1 + p; cells cut
+# down to that would be noise. The least tolerance of such kinks, and the multiple of that rounding.
+_STEEP_TOLERANCE, _ROUNDINGS = 3e-10, 20.0
 _BESIDE = 1e-3  # of the moments of one coordinate: a pair moment that is smaller counts as if it were as large
 _PEAK = 4.0  # widths of a steep place within which the product of two slopes has its peak
 _NEAR = 0.5  # as a ratio of μ/eps: cells that follow the edge of one law are blind to that of a farther one
@@ -67,7 +68,10 @@ class PlaneCells:
                 sizes = np.maximum(again.magnitudes, bound)
                 if bool((again.errors <= 2 * worst * sizes).all()):
                     return PairSums(again.values, again.errors + noise, sizes)
-        allowed = max(tolerance, _STEEP_TOLERANCE if self.affine.kink_power < 0 else 0.0)
+        power = self.affine.kink_power
+        # a power below −1/2 would have an infinite mean square: it is a slope by differences that misleads
+        rounding = _ROUNDINGS * 1e-16 ** (1.0 + power) if power > -0.5 else 0.0
+        allowed = max(tolerance, _STEEP_TOLERANCE, rounding) if power < 0 else tolerance
         # with a table the errors say what the budget left; without one too large an error raises
         found = self._integrated(law, table, allowed, np.maximum(5 * noise, allowed * bound))
         # errors count beside ∫|·|, or beside a share of the moments of one coordinate, to which these are added
@@ -91,14 +95,14 @@ class PlaneCells:
                 "too many for the integrals over two samples",
                 hint="a smaller scale, or a batch of 24 or more, which needs no such integral",
             )
-        rho, powered = -1.0 / (law.batch_size - 1.0), affine.kink_power != 0
+        rho = -1.0 / (law.batch_size - 1.0)
         plane = Plane(
             batch_size=law.batch_size,
             angle=math.acos(rho),
             kinks=(lines, lines),
             spread=law.spread,
             symmetric=True,
-            grading=_GRADING if powered else 1,
+            grading=_GRADING if affine.kink_power != 0 else 1,
             edges=law.layer,
             firm=_peaks(steep, rho),
         )
@@ -106,7 +110,7 @@ class PlaneCells:
         goal = Goal(tolerance, floor=floor, what=what) if table is None else Goal(tolerance, floor, MOST_CELLS, what)
         read = table if table is not None and affine.activation.derivative_error > 0 else None
         found = pair_means(
-            lambda at: self._integrands(at, law, read, powered=powered),
+            lambda at: self._integrands(at, law, read),
             plane,
             goal=goal,
             weight=lambda angle: self._weight(law, angle),
@@ -121,16 +125,13 @@ class PlaneCells:
             )
         return found
 
-    def _integrands(self, at: Points, law: NormalizedLaw, table: Table | None, *, powered: bool) -> Array:
+    def _integrands(self, at: Points, law: NormalizedLaw, table: Table | None) -> Array:
         """φφ, φφ·x₁x₂, φφ·(x₁²+x₂²)/2, DD, and DD times these and their products, (8, n)."""
         affine, x1, x2 = self.affine, at.first, at.second
         if table is not None:
             phi, slope = table.values_at(x1, law.support) * table.values_at(x2, law.support)
         else:
-            if powered:
-                y1, y2 = (affine.place(x, *beside) for x, beside in zip((x1, x2), at.beside_kinks(), strict=True))
-            else:
-                y1, y2 = affine.scale * x1 + affine.shift, affine.scale * x2 + affine.shift
+            y1, y2 = affine.scale * x1 + affine.shift, affine.scale * x2 + affine.shift
             phi, slope = affine.rise(y1) * affine.rise(y2), affine.slope(y1) * affine.slope(y2)
         xx, half = x1 * x2, 0.5 * (x1 * x1 + x2 * x2)
         once = slope * xx
