@@ -13,10 +13,10 @@ from scipy.signal import lfilter
 
 from sounding import measures, simulate
 from sounding.chain import measure_names
-from sounding.chain.averages import BatchMeans
 from sounding.chain.inertia import count_by_blocks, count_by_pivots
 from sounding.chain.law import make_law
 from sounding.chain.observe import View, make_observer, observe
+from sounding.chain.record import BatchMeans
 from sounding.errors import UsageError
 from tolerance import TOLERANCE
 

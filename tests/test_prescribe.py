@@ -12,8 +12,7 @@ import pytest
 from sounding.errors import SoundingError, UsageError
 from sounding.theory.batchnorm import batchnorm, critical_eps
 from sounding.theory.landscape import STEADY, Landscape, Setting, round_up
-from sounding.theory.options import Option, Prescription
-from sounding.theory.prescribe import ALLOWANCE, HAAR_SIZE, prescribe
+from sounding.theory.prescribe import ALLOWANCE, HAAR_SIZE, Option, Prescription, prescribe
 from tolerance import TOLERANCE
 
 CASES = [("relu", 64, 100), ("tanh", 64, 200), ("gelu", 64, 50), ("relu", 8, 50), ("sigmoid", 32, 500)]

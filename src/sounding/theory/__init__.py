@@ -12,5 +12,5 @@
 - `blocks`, `residual`: residual networks and transformers in closed form, tokens all alike in law.
 - `signal`: the Gram calculus, for any architecture.
 - `bounds`: the theorems of rank2020, orth2021 and thesis2024 as functions.
-- `landscape`, `options`, `prescribe`: the inverse problem, which change reaches a depth.
+- `landscape`, `prescribe`, `prescribe_blocks`: the inverse problem, which change reaches a depth.
 """

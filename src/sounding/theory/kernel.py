@@ -24,9 +24,9 @@ from sounding.theory.bounds.bound import Version
 from sounding.theory.bounds.kernel_maps import NORMS, Norm, case_rate
 from sounding.theory.integrals.arc_cosine import second_moment
 from sounding.theory.integrals.hermite import expand
-from sounding.theory.integrals.powers import half_moment, kernel_slope
-from sounding.theory.integrals.powers import kernel as power_kernel
+from sounding.theory.integrals.powers import kernel_slope
 from sounding.theory.integrals.quadrature import Integral, gaussian_joint_mean, gaussian_mean
+from sounding.theory.length import product_moment, squared_slope
 
 COEFFICIENTS = 16  # told in the result; κ itself needs the first two
 CENTRED = 1e-8  # |c_0| below this makes κ(0) = c_0² vanish next to κ(1) = 1 in float64
@@ -240,10 +240,8 @@ def kappa(neuron: Neuron, rho: float) -> Integral:
     """E ψ(X)ψ(Y), in closed form for a positively homogeneous activation; 1 exactly at ρ = 1."""
     if rho == 1.0:
         return Integral(1.0, 0.0, 0)
-    phi = neuron.activation
-    if phi.power is not None:
-        degree, slopes = phi.power
-        value = second_moment(degree) * power_kernel(rho, degree=degree, slopes=slopes) - neuron.mean**2
+    if neuron.activation.power is not None:
+        value = product_moment(neuron.activation, 1.0, rho).value - neuron.mean**2
         return Integral(value / neuron.std**2, ROUNDING * neuron.second_moment / neuron.std**2, 0)
     return _pair_mean(neuron, lambda x, y: neuron.function(x) * neuron.function(y), rho)
 
@@ -296,14 +294,8 @@ def _pair_mean(neuron: Neuron, h: Callable[[Array, Array], Array], rho: float) -
 
 def _slope_one(neuron: Neuron) -> Integral:
     """κ′(1) = E ψ′², infinite where ψ jumps or rises like a square root."""
-    if neuron.roughness() <= ROUGH:
-        return Integral(math.inf, 0.0, 0)
-    phi = neuron.activation
-    if phi.power is not None:
-        degree, (a, b) = phi.power
-        value = degree**2 * (a * a + b * b) * half_moment(2 * degree - 2) / neuron.std**2
-        return Integral(value, ROUNDING * value, 0)
-    return gaussian_mean(lambda z: neuron.derivative(z) ** 2, **phi.outline, tolerance=1e-13)
+    found = squared_slope(neuron.activation, 1.0)
+    return replace(found, value=found.value / neuron.std**2, error=found.error / neuron.std**2)
 
 
 def crossing(neuron: Neuron, *, weight: float = 1.0) -> float:

@@ -116,24 +116,15 @@ def gaussian_pair_mean(
     return gaussian_joint_mean(product, correlation, kinks=kinks, **law)
 
 
-def gaussian_joint_mean(
-    h: JointFunction,
-    correlation: float,
-    *,
-    mean: float | tuple[float, float] = 0.0,
-    std: float | tuple[float, float] = 1.0,
-    kinks: tuple[Sequence[float], Sequence[float]] = ((), ()),
-    length: float | tuple[float, float] = 1.0,
-    center: float | tuple[float, float] = 0.0,
-    tolerance: float = 1e-12,
-) -> Integral:
-    """E h(u, v) for jointly Gaussian u and v; h is smooth except on the lines u = kinks[0] and v = kinks[1].
+def gaussian_joint_mean(h: JointFunction, correlation: float, **law: Any) -> Integral:
+    """E h(u, v) for jointly Gaussian u and v: `sphere_joint_mean` in the limit of an infinite batch.
 
-    Exact also at correlation ±1. `length` and `center` describe h in both arguments, or in each with a pair.
+    It has the other arguments of `sphere_joint_mean`, of which all but `tolerance` may be pairs, one entry for each of
+    u and v. Exact also at correlation ±1.
     """
     if not -1.0 <= correlation <= 1.0:
         raise UsageError(f"correlation must lie in [−1, 1], got {correlation}")
-    return _joint_mean(h, math.inf, math.acos(correlation), mean, std, kinks, length, center, tolerance)
+    return _joint_mean(h, math.inf, math.acos(correlation), **law)
 
 
 def sphere_pair_mean(
@@ -154,20 +145,17 @@ def sphere_pair_mean(
     return sphere_joint_mean(product, batch_size, kinks=kinks, **law)
 
 
-def sphere_joint_mean(
-    h: JointFunction,
-    batch_size: float,
-    *,
-    mean: float = 0.0,
-    std: float = 1.0,
-    kinks: tuple[Sequence[float], Sequence[float]] = ((), ()),
-    length: float = 1.0,
-    center: float = 0.0,
-    tolerance: float = 1e-12,
-) -> Integral:
-    """E h(mean + std·x₁, mean + std·x₂) over the sphere; h is smooth except on the lines of `kinks`."""
+def sphere_joint_mean(h: JointFunction, batch_size: float, **law: Any) -> Integral:
+    """E h(u, v) over the sphere, (u, v) = mean + std·(x₁, x₂).
+
+    Args:
+        h: smooth except on the lines u = k for k in kinks[0], and v = k for k in kinks[1].
+        batch_size: B.
+        law: `mean` (0) and `std` (1); `kinks` ((), ()); `length` (1) and `center` (0), the distance over which h varies
+            and around which point; `tolerance` (1e-12).
+    """
     size = check_batch_size(batch_size)
-    return _joint_mean(h, size, math.acos(-1.0 / (size - 1.0)), mean, std, kinks, length, center, tolerance)
+    return _joint_mean(h, size, math.acos(-1.0 / (size - 1.0)), **law)
 
 
 def check_batch_size(batch_size: float) -> float:
@@ -201,12 +189,13 @@ def _joint_mean(
     h: JointFunction,
     batch_size: float,
     angle: float,
-    mean: float | tuple[float, float],
-    std: float | tuple[float, float],
-    kinks: tuple[Sequence[float], Sequence[float]],
-    length: float | tuple[float, float],
-    center: float | tuple[float, float],
-    tolerance: float,
+    *,
+    mean: float | tuple[float, float] = 0.0,
+    std: float | tuple[float, float] = 1.0,
+    kinks: tuple[Sequence[float], Sequence[float]] = ((), ()),
+    length: float | tuple[float, float] = 1.0,
+    center: float | tuple[float, float] = 0.0,
+    tolerance: float = 1e-12,
 ) -> Integral:
     """E h over a pair, with kinks moved into the coordinates of the law."""
     means, lengths, centers = (_both(entry) for entry in (mean, length, center))
