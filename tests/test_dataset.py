@@ -208,7 +208,7 @@ def test_mistakes_end_in_a_sentence():
         (lambda: load_dataset("noise:1"), "at least 2 classes"),
         (lambda: batches(digits, 0), "between 1 and 1437"),
         (lambda: batches(digits, 361, split="test"), "between 1 and 360"),
-        (lambda: batches(digits, 5, split="dev"), "train or test"),
+        (lambda: batches(digits, 5, split="dev"), "one of train, test"),
         (lambda: batches(load_dataset("gaussian-classes"), 5, augment=Augmentation()), "expected images"),
         (lambda: list(batches(digits, 5, augment=Augmentation(-1))), "padding must not be negative"),
         (lambda: load_batch("digits:3"), "takes no parameter"),

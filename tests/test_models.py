@@ -295,7 +295,7 @@ def test_one_word_builds_what_one_line_builds():
         ("vgg19,init=magic", "unknown init"),
         ("transformer,heads=5", "heads must divide"),
         ("transformer,patch=5", "do not divide"),
-        ("transformer,placement=mid", "pre or post"),
+        ("transformer,placement=mid", "one of pre, post"),
         ("transformer,norm=batch", "layer, rms or none"),
         ("transformer,shape=7", "expected images"),
     ],

@@ -19,7 +19,7 @@ import sounding
 from sounding.errors import UsageError
 from sounding.probe.reading import LayerCall, Reading
 from sounding.probe.records import Finding, Severity
-from sounding.train.monitor import Event, Logarithmic, Monitor, Steps
+from sounding.train.monitor import Event, Logarithmic, Monitor
 from sounding.train.monitor.changes import Changes
 
 
@@ -63,7 +63,7 @@ def test_schedules() -> None:
         ("log", [0, 1, 2, 3, 4, 5, 6]),
         ((1, 5), [1, 5]),
         (lambda step: step % 3 == 2, [2, 5]),
-        (Steps(frozenset({4})), [4]),
+        ({4}, [4]),
     ):
         with Monitor(model, schedule=schedule) as monitor:  # type: ignore[arg-type]
             train(model, monitor, 7)

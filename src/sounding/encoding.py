@@ -1,11 +1,55 @@
-"""The one way from Python's values to JSON's types."""
+"""The one way from Python's values to JSON's types, and from records to files of JSON and back."""
 
 from __future__ import annotations
 
+import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, is_dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from sounding.errors import UsageError
+from sounding.files import place
+
+
+class JsonRecord(ABC):
+    """A record that is written as JSON and read back; `noun` is what errors call it."""
+
+    noun: ClassVar[str]
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+
+    @classmethod
+    @abstractmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of `to_dict`."""
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The record as strict JSON; also written to `path` when given, whole or not at all."""
+        text = json.dumps(self.to_dict(), allow_nan=False)
+        if path is not None:
+            place(Path(path), text.encode("utf-8"))
+        return text
+
+    @classmethod
+    def from_json(cls, source: str | Path) -> Self:
+        """Read what `to_json` wrote: a path, or the text itself."""
+        text = source
+        if not (isinstance(source, str) and source.lstrip().startswith("{")):
+            try:
+                text = Path(source).read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                told = f"expected the path of a JSON {cls.noun}, got {str(source)[:200]!r} ({error})"
+                raise UsageError(told) from error
+        try:
+            data = json.loads(str(text))
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise UsageError(f"expected a JSON {cls.noun}, got text that is no JSON ({error})") from error
+        return cls.from_dict(data)
 
 
 def fields_of(record: object, names: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The error family and the exit codes, and the one check that every edge needs.
+"""The error family and the exit codes, and the checks that every edge needs.
 
 Every error a user can cause is a `SoundingError`: it says what was expected, what came, and what to try. The command
 line prints it as one sentence and ends with its `exit_code`; anything else that escapes is a defect of ours.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Any, ParamSpec, TypeVar
 
@@ -121,6 +121,30 @@ def require_device(name: str) -> str:
         there += ["mps"] if torch.backends.mps.is_available() else []
         raise UsageError(f"no device {name!r} here", hint=" or ".join(there)) from error
     return name
+
+
+def require_known(kind: str, name: Any, known: Iterable[str]) -> None:
+    """UsageError unless a name is among those that are known.
+
+    >>> require_known("weight law", "cauchy", ["gaussian", "uniform"])
+    Traceback (most recent call last):
+    ...
+    sounding.errors.UsageError: unknown weight law 'cauchy'. Try one of gaussian, uniform.
+    """
+    if name not in (names := list(known)):
+        raise UsageError(f"unknown {kind} {name!r}", hint=f"one of {', '.join(names)}")
+
+
+def require_whole(name: str, value: Any, *, least: int = 1) -> None:
+    """UsageError unless a value is a whole number of at least `least`; True is none.
+
+    >>> require_whole("threads", 0)
+    Traceback (most recent call last):
+    ...
+    sounding.errors.UsageError: threads must be a whole number of at least 1, got 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def _restore(kind: type[SoundingError], args: tuple[Any, ...], state: dict[str, Any]) -> SoundingError:

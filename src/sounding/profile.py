@@ -7,19 +7,16 @@ a measurement is the concatenation `predicted + measured`.
 from __future__ import annotations
 
 import html
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sounding.encoding import to_plain
+from sounding.encoding import JsonRecord, to_plain
 from sounding.errors import UsageError
-from sounding.files import place
 from sounding.lazy import import_extra
 
 if TYPE_CHECKING:
@@ -85,7 +82,7 @@ class Series(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(JsonRecord):
     """A tidy, frozen table over depth.
 
     Args:
@@ -97,6 +94,8 @@ class Profile:
     >>> len(predicted + measured), (predicted + measured).sources
     (2, ('theory', 'check'))
     """
+
+    noun = "profile"
 
     rows: tuple[Row, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -222,13 +221,6 @@ class Profile:
             "rows": [to_plain(tuple(row)) for row in self.rows],
         }
 
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The profile as strict JSON; also written to `path` when given, whole or not at all."""
-        text = json.dumps(self.to_dict(), allow_nan=False)
-        if path is not None:
-            place(Path(path), text.encode("utf-8"))
-        return text
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Profile:
         """The inverse of `to_dict`."""
@@ -241,22 +233,6 @@ class Profile:
             return cls(tuple(Row(*row) for row in data["rows"]), data.get("settings", {}))
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"expected rows of {len(Row._fields)} entries, got one that is none ({error})") from error
-
-    @classmethod
-    def from_json(cls, source: str | Path) -> Profile:
-        """Read what `to_json` wrote: a path, or the text itself."""
-        text = source
-        if not (isinstance(source, str) and source.lstrip().startswith("{")):
-            try:
-                text = Path(source).read_text(encoding="utf-8")
-            except (OSError, ValueError) as error:
-                told = f"expected the path of a JSON profile, got {str(source)[:200]!r} ({error})"
-                raise UsageError(told) from error
-        try:
-            data = json.loads(str(text))
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise UsageError(f"expected a JSON profile, got text that is no JSON ({error})") from error
-        return cls.from_dict(data)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a pandas DataFrame (needs the extra `pandas`); a missing standard error is NaN."""

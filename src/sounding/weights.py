@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from sounding.errors import TargetError, UsageError
+from sounding.errors import TargetError, UsageError, require_known
 
 if TYPE_CHECKING:
     import torch
@@ -147,8 +147,7 @@ def resolve(spec: str | WeightLaw | Draw) -> WeightLaw:
     if not isinstance(spec, str):
         raise UsageError(f"expected the name of a weight law or a callable, got {type(spec).__name__}")
     name = ALIASES.get(spec, spec)
-    if name not in LAWS:
-        raise UsageError(f"unknown weight law {spec!r}", hint=f"one of {', '.join(LAWS)}")
+    require_known("weight law", name, LAWS)
     return LAWS[name]
 
 

@@ -21,7 +21,7 @@ from sounding.errors import ExitCode, InterruptedRun, SoundingError, UsageError
 from sounding.reproduction import find_kept, require_run
 from sounding.sweeping import Call, complete, open_executor
 from sounding.sweeping.executors import HERE
-from sounding.sweeping.worker import KILLED
+from sounding.sweeping.hand import KILLED
 
 OUT = "sounding-claims"
 MEASURE = "sounding.cli.reproduce:measure_row"

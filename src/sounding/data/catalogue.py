@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from sounding.errors import UsageError
+from sounding.errors import require_known
 
 LARGEST_ARCHIVE = 256 * 2**20  # bytes; the largest of the catalogue, CIFAR-10, has 170 MB
 
@@ -78,8 +78,7 @@ def find_entry(name: str) -> Entry:
     >>> find_entry("cifar-10").shape
     (3, 32, 32)
     """
-    if name not in CATALOGUE:
-        raise UsageError(f"unknown data set {name!r}", hint=f"one of {', '.join(CATALOGUE)}")
+    require_known("data set", name, CATALOGUE)
     return CATALOGUE[name]
 
 

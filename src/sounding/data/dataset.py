@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sounding.data.augment import Augmentation, augment_images
-from sounding.errors import UsageError
+from sounding.errors import UsageError, require_known
 
 Split = Literal["train", "test"]
 
@@ -60,8 +60,7 @@ class Dataset:
 
     def part(self, split: Split) -> tuple[Tensor, Tensor]:
         """Inputs and labels of one part, as stored."""
-        if split not in ("train", "test"):
-            raise UsageError(f"unknown part {split!r}", hint="train or test")
+        require_known("part", split, ("train", "test"))
         return (self.train_inputs, self.train_labels) if split == "train" else (self.test_inputs, self.test_labels)
 
     def __repr__(self) -> str:

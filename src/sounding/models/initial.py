@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sounding.activations import Activation, resolve
-from sounding.errors import UsageError
+from sounding.errors import UsageError, require_known
 from sounding.limits import require_memory
 
 Init = Literal["he", "lecun", "xavier", "orthogonal", "haar", "torch"]
@@ -97,8 +97,7 @@ def initialize_(model: nn.Module, init: Init, generator: torch.Generator | None)
     is what torch's layers draw by default, weights and biases uniform within ±1/√fan_in. The fans of a convolution
     count its window.
     """
-    if init not in INITS:
-        raise UsageError(f"unknown init {init!r}", hint=f"one of {', '.join(INITS)}")
+    require_known("init", init, INITS)
     for layer in model.modules():
         if not isinstance(layer, nn.Linear | nn.Conv2d):
             continue

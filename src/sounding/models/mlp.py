@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Literal, Unpack
+from typing import Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
 
-from sounding.errors import UsageError
+from sounding.errors import require_known
 from sounding.models.initial import ActivationLike, Init, initialize_, make_activation, make_linear, require_sizes
 from sounding.models.norms import Norm, NormOptions, make_norm
 
@@ -63,8 +63,7 @@ class Mlp(nn.Sequential):
         **options: Unpack[NormOptions],
     ) -> None:
         require_sizes(in_features=in_features, out_features=out_features, depth=depth, width=width)
-        if placement not in ("before", "after"):
-            raise UsageError(f"unknown placement {placement!r} of the norm", hint="before or after")
+        require_known("placement", placement, get_args(Placement))
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         for index in range(1, depth + 1):
             parts: dict[str, nn.Module | None] = {

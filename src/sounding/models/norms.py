@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from sounding.errors import UsageError
+from sounding.errors import UsageError, require_known
 
 Norm = Literal["none", "batch", "layer", "rms"]
 NORMS: tuple[Norm, ...] = get_args(Norm)
@@ -76,11 +76,9 @@ def make_norm(kind: Norm, width: int, *, images: bool, options: NormOptions) -> 
     None for "none". Layer and RMS norm are over the last axis and not for images.
     """
     known = ("none", "batch") if images else NORMS
-    if kind not in known:
-        raise UsageError(f"unknown norm {kind!r}", hint=f"one of {', '.join(known)}")
-    unknown = set(options) - set(NormOptions.__annotations__)
-    if unknown:
-        raise UsageError(f"unknown option {min(unknown)!r}", hint=f"one of {', '.join(NormOptions.__annotations__)}")
+    require_known("norm", kind, known)
+    for option in options:
+        require_known("option", option, NormOptions.__annotations__)
     if kind == "none" and options:
         raise UsageError(f"without a norm there is no {next(iter(options))!r} to set", hint="norm='batch'")
     if kind != "batch" and {"momentum", "running"} & set(options):

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from sounding.errors import UsageError
+from sounding.errors import UsageError, require_known
 from sounding.models.alexnet import AlexNet
 from sounding.models.mlp import Mlp
 from sounding.models.norms import NormOptions
@@ -148,8 +148,7 @@ def is_spec(text: str) -> bool:
 
 def find_model(name: str) -> Model:
     """The registry's entry of that name."""
-    if name not in MODELS:
-        raise UsageError(f"unknown model {name!r}", hint=f"one of {', '.join(MODELS)}")
+    require_known("model", name, MODELS)
     return MODELS[name]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from sounding.errors import UsageError
+from sounding.errors import UsageError, require_known
 from sounding.models.initial import (
     ActivationLike,
     Init,
@@ -65,8 +65,7 @@ class Transformer(nn.Module):
         require_sizes(classes=classes, depth=depth, width=width, heads=heads, patch=patch)
         if width % heads:
             raise UsageError(f"heads must divide the width of {width}, got {heads}")
-        if placement not in ("pre", "post"):
-            raise UsageError(f"unknown placement {placement!r} of the norm", hint="pre or post")
+        require_known("placement", placement, get_args(Placement))
         if norm == "batch":
             raise UsageError("batch norm has no place in this transformer", hint="layer, rms or none")
         super().__init__()

@@ -1,7 +1,7 @@
 """Sweeps: a grid of options becomes tasks, an executor does them, a directory keeps every result.
 
 `sounding.sweep` and `sounding sweep` are the two doors. A task is known by what it computes (`spec`), a result is one
-file (`store`), a worker does one task at a time in a process that can be killed (`hand`, `worker`), and the engines
+file (`store`), a worker does one task at a time in a process that can be killed (`hand`), and the engines
 (`executors`: this process, local processes, Dask) look like `concurrent.futures`. `run` joins them, `table` and
 `pictures` show what came out.
 """

@@ -17,9 +17,8 @@ from typing import Any, Protocol, TypeAlias
 
 from sounding.errors import DataError, UsageError
 from sounding.lazy import import_extra
-from sounding.sweeping.hand import do, explain
+from sounding.sweeping.hand import THREADS, Hand, Outcome, do, do_for, explain, stop_hands
 from sounding.sweeping.spec import Call
-from sounding.sweeping.worker import THREADS, Hand, Outcome, do_for, stop_hands
 
 Future: TypeAlias = "concurrent.futures.Future[Outcome]"
 HERE = "in-process"

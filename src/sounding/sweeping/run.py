@@ -13,10 +13,10 @@ from typing import Any
 
 from sounding.errors import InterruptedRun, UsageError
 from sounding.sweeping.executors import HERE, Executor, Future, open_executor
+from sounding.sweeping.hand import Outcome
 from sounding.sweeping.spec import Call, Spec, address_of
 from sounding.sweeping.store import Store
 from sounding.sweeping.table import Table, read_table
-from sounding.sweeping.worker import Outcome
 
 TELL = 1.0  # seconds between two notes of the pace: a status is as fresh, and tiny tasks are not slowed by a file each
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sounding import __version__
-from sounding.errors import UsageError
+from sounding.errors import UsageError, require_whole
 
 RUN_VERB = "sounding.cli.verbs:run_verb"  # does a verb of the command line; an address, since the command line is above
 SEED = "seed"
@@ -206,8 +206,8 @@ def _check(spec: Spec) -> None:
     clash = set(spec.grid) & set(spec.options)
     if clash:
         raise UsageError(f"option {min(clash)!r} is both fixed and in the grid")
-    if spec.seeds is not None and (isinstance(spec.seeds, bool) or not isinstance(spec.seeds, int) or spec.seeds < 1):
-        raise UsageError(f"expected at least one seed, got {spec.seeds!r}", hint="seeds = 5")
+    if spec.seeds is not None:
+        require_whole("seeds", spec.seeds)
     if spec.seeds and SEED in {*spec.grid, *spec.options}:
         raise UsageError("expected either seeds or an option 'seed', got both")
     missing = [name for name in spec.stack if name not in spec.axes]
@@ -215,8 +215,7 @@ def _check(spec: Spec) -> None:
         raise UsageError(f"expected an axis of the grid in stack, got {missing[0]!r}")
     if spec.limit is not None and not (isinstance(spec.limit, int | float) and spec.limit > 0):
         raise UsageError(f"expected a limit in seconds above 0, got {spec.limit!r}")
-    if isinstance(spec.threads, bool) or not isinstance(spec.threads, int) or spec.threads < 1:
-        raise UsageError(f"expected at least one thread, got {spec.threads!r}")
+    require_whole("threads", spec.threads)
     if spec.line:
         lacking = [name for name in ("verb", "along", "value") if name not in spec.line]
         if lacking:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from sounding.probe.state import evaluating
 from sounding.repair.clipping import AdaptiveClipping
 from sounding.train.checkpoint import Checkpoint
-from sounding.train.evaluate import Scores, as_values, check_outputs, evaluate_part
+from sounding.train.evaluate import Scores, Seen, as_values, check_outputs, evaluate_part
 from sounding.train.history import History
 from sounding.train.journal import Journal, ProgressCall
 from sounding.train.loop import Training, check_rates
@@ -93,7 +91,7 @@ class _Alone:
     ) -> None:
         self._network, self._optimizer = network.train(), optimizer
         self._recipe, self._samples, self._journal = recipe, samples, journal
-        self._seen = _Seen()
+        self._seen = Seen(1, recipe, samples.train[0].device)
 
     def take(self, inputs: Tensor, targets: Tensor, step: int) -> None:
         if self._journal.diverged[0] is not None:
@@ -109,14 +107,14 @@ class _Alone:
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
-        self._seen.add(loss, outputs, targets)
+        self._seen.add(loss[None], outputs[None], targets)
 
     def diverged(self) -> list[int | None]:
         return self._journal.diverged
 
     def evaluate(self) -> tuple[Scores, Scores | None]:
         if self._recipe.train_metrics == "seen":
-            train, self._seen = self._seen.scores(), _Seen()
+            train = self._seen.take(classes=not self._samples.train[1].is_floating_point())
         else:
             train = self._evaluate(self._samples.train)
         return train, None if self._samples.test is None else self._evaluate(self._samples.test)
@@ -131,17 +129,21 @@ class _Alone:
         yield self._network
 
     def state(self) -> dict[str, Any]:
+        (loss,), (right,), steps = (tensor.tolist() for tensor in self._seen.tensors())
         return {
             "network": self._network.state_dict(),
             "optimizer": self._optimizer.state_dict(),
-            "seen": list(astuple(self._seen)),
+            # the samples and whether there are classes follow from the run, and stand here since version 1.0.0
+            "seen": [steps, loss, steps * self._recipe.batch_size, right, True],
             "random": torch.get_rng_state(),  # of dropout
         }
 
     def load_state(self, kept: dict[str, Any]) -> None:
         self._network.load_state_dict(kept["network"])
         self._optimizer.load_state_dict(kept["optimizer"])
-        self._seen = _Seen(*kept["seen"])
+        steps, loss, _, right, _ = kept["seen"]
+        for tensor, value in zip(self._seen.tensors(), (loss, right, steps), strict=True):
+            tensor.fill_(value)
         torch.set_rng_state(kept["random"])
 
 
@@ -176,29 +178,3 @@ def _evaluating(network: nn.Module, inputs: Tensor, statistics: Statistics) -> T
     finally:
         for norm, mean, variance in kept:
             norm.running_mean, norm.running_var = mean, variance
-
-
-@dataclass
-class _Seen:
-    """Sums over the training batches since the last evaluation."""
-
-    steps: int = 0
-    loss: float = 0.0
-    samples: int = 0
-    right: int = 0
-    classes: bool = True
-
-    def add(self, loss: Tensor, outputs: Tensor, targets: Tensor) -> None:
-        """Add the loss and the right answers of one batch."""
-        self.steps += 1
-        self.loss += float(loss.detach())
-        self.samples += len(targets)
-        self.classes = not targets.is_floating_point()
-        if self.classes:
-            self.right += int((outputs.detach().argmax(dim=-1) == targets).sum())
-
-    def scores(self) -> Scores:
-        """Mean loss and accuracy, NaN where there was no batch."""
-        if self.steps == 0:
-            return Scores([math.nan], [math.nan])
-        return Scores([self.loss / self.steps], [self.right / self.samples] if self.classes else None)

@@ -23,6 +23,37 @@ class Scores(NamedTuple):
     accuracy: list[float] | None
 
 
+class Seen:
+    """Sums over the training batches since the last evaluation; they live on the device, so that nobody waits."""
+
+    def __init__(self, runs: int, recipe: Recipe, device: torch.device) -> None:
+        self._batch_size = recipe.batch_size
+        self._loss = torch.zeros(runs, dtype=torch.float64, device=device)
+        self._right = torch.zeros(runs, dtype=torch.int64, device=device)
+        self._steps = torch.zeros((), dtype=torch.int64, device=device)
+
+    @torch.no_grad()
+    def add(self, losses: Tensor, outputs: Tensor, targets: Tensor) -> None:
+        """Add the loss and the right answers of each run on a batch."""
+        self._steps += 1
+        self._loss += losses.double()
+        if not targets.is_floating_point():
+            self._right += count_right(outputs, targets)
+
+    def take(self, *, classes: bool) -> Scores:
+        """Mean loss and accuracy, NaN where there was no batch; the sums begin anew."""
+        steps = int(self._steps) or float("nan")
+        loss = (self._loss / steps).tolist()
+        right = (self._right.double() / (steps * self._batch_size)).tolist() if classes else None
+        for tensor in self.tensors():
+            tensor.zero_()
+        return Scores(loss, right)
+
+    def tensors(self) -> list[Tensor]:
+        """All sums, in a fixed order."""
+        return [self._loss, self._right, self._steps]
+
+
 def sample_losses(outputs: Tensor, targets: Tensor, loss: Loss) -> Tensor:
     """The loss of each run on each sample, (runs, samples), of outputs (runs, samples, values).
 

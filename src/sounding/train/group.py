@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sounding.errors import UsageError
 from sounding.repair.clipping import clip_adaptively
-from sounding.train.evaluate import Scores, count_right, sample_losses
+from sounding.train.evaluate import Seen, sample_losses
 from sounding.train.recipe import Recipe, Statistics
 
 WARM_UPS = 2  # steps before a capture, in which libraries take their workspaces
@@ -223,10 +223,7 @@ class Group:
         # -1 for not yet: a tensor holds no None
         self._diverged = torch.full((count,), -1, dtype=torch.int64, device=device)
         self._step = torch.zeros((), dtype=torch.int64, device=device)
-        # on the device: adding does not wait for the host
-        self._seen_loss = torch.zeros(count, dtype=torch.float64, device=device)
-        self._seen_right = torch.zeros(count, dtype=torch.int64, device=device)
-        self._seen_steps = torch.zeros((), dtype=torch.int64, device=device)
+        self.seen = Seen(count, recipe, device)
         self._batch: tuple[Tensor, Tensor] | None = None
         self._replay: Callable[[], None] | None = None
 
@@ -260,10 +257,7 @@ class Group:
             self._diverged.copy_(torch.where(self._alive & ~finite, self._step, self._diverged))
             self._alive &= finite
             self._updates.apply_(gradients, self._alive)
-            self._seen_steps += 1
-            self._seen_loss += torch.where(self._alive, losses.double(), 0.0)
-            if not targets.is_floating_point():
-                self._seen_right += count_right(outputs, targets)
+            self.seen.add(torch.where(self._alive, losses, 0.0), outputs, targets)
 
     def _capture(self) -> Callable[[], None]:
         """The step as a CUDA graph; the steps that warm it up are taken back."""
@@ -290,20 +284,9 @@ class Group:
         """The step of each run that failed."""
         return [None if step < 0 else step for step in self._diverged.tolist()]
 
-    def seen(self, *, classes: bool) -> Scores:
-        """Mean loss and accuracy over the batches since this was last asked."""
-        steps = int(self._seen_steps)
-        samples = steps * self._recipe.batch_size
-        divisor = steps or float("nan")  # no step, no mean
-        loss = (self._seen_loss / divisor).tolist()
-        right = (self._seen_right.double() / (samples or float("nan"))).tolist() if classes else None
-        for tensor in (self._seen_loss, self._seen_right, self._seen_steps):
-            tensor.zero_()
-        return Scores(loss, right)
-
     def tensors(self) -> list[Tensor]:
         """All that a step changes, in a fixed order."""
-        mine = [self._alive, self._diverged, self._step, self._seen_loss, self._seen_right, self._seen_steps]
+        mine = [self._alive, self._diverged, self._step, *self.seen.tensors()]
         return [*self.stack.parameters, *self.stack.buffers, *self._updates.tensors(), *mine]
 
     @torch.no_grad()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sounding.encoding import to_plain
+from sounding.encoding import JsonRecord, to_plain
 from sounding.errors import UsageError
-from sounding.files import place
 from sounding.lazy import import_extra
 from sounding.profile import Profile, Series
 
@@ -35,7 +32,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class History:
+class History(JsonRecord):
     """The training of one run or of many.
 
     Args:
@@ -49,6 +46,8 @@ class History:
     >>> history.final(0).train_loss
     0.5
     """
+
+    noun = "history"
 
     curves: tuple[Point, ...]
     diverged: tuple[int | None, ...]
@@ -125,13 +124,6 @@ class History:
             "record": to_plain(self.record),
         }
 
-    def to_json(self, path: str | Path | None = None) -> str:
-        """Strict JSON; also written to `path` when given, whole or not at all."""
-        text = json.dumps(self.to_dict(), allow_nan=False)
-        if path is not None:
-            place(Path(path), text.encode("utf-8"))
-        return text
-
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> History:
         """The inverse of `to_dict`."""
@@ -152,17 +144,6 @@ class History:
             if isinstance(error, UsageError):  # which is a ValueError too
                 raise
             raise UsageError(f"expected a history as to_json writes it, got one without {error}") from error
-
-    @classmethod
-    def from_json(cls, source: str | Path) -> History:
-        """Read what `to_json` wrote: a path, or the text itself."""
-        try:
-            # the text itself, which a path hardly looks like
-            given = isinstance(source, str) and source.lstrip().startswith("{")
-            data = json.loads(str(source) if given else Path(source).read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise UsageError(f"expected the JSON of a history, got {str(source)[:200]!r} ({error})") from error
-        return cls.from_dict(data)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The curves as a pandas DataFrame, the runs' settings as columns beside them."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from sounding.data.augment import Augmentation
-from sounding.errors import UsageError
+from sounding.errors import UsageError, require_known, require_whole
 
 Optimizer = Literal["sgd", "momentum", "adam", "rmsprop"]
 Loss = Literal["cross_entropy", "mse"]
@@ -86,16 +86,14 @@ class Recipe:
         if str(self.loss) == "cross-entropy":  # as files up to version 0.1 spell it
             object.__setattr__(self, "loss", "cross_entropy")
         for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise UsageError(f"unknown {name} {getattr(self, name)!r}", hint=f"one of {', '.join(known)}")
+            require_known(name, getattr(self, name), known)
         if self.epochs is not None and self.steps is not None:
             raise UsageError(f"expected epochs or steps, got both, {self.epochs} and {self.steps}")
         if self.epochs is None and self.steps is None:
             object.__setattr__(self, "epochs", DEFAULT_EPOCHS)
         for name in ("batch_size", "epochs", "steps", "evaluation_batch"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise UsageError(f"{name} must be a positive whole number, got {value!r}")
+            if getattr(self, name) is not None:
+                require_whole(name, getattr(self, name))
         _require_number("momentum", self.momentum, below=1.0)
         _require_number("smoothing", self.smoothing, below=1.0)
         _require_number("weight_decay", self.weight_decay)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from sounding.errors import UsageError
+from sounding.errors import UsageError, require_known, require_whole
 from sounding.train.checkpoint import Checkpoint
 from sounding.train.evaluate import Scores, check_outputs, evaluate_part
 from sounding.train.group import Group, Stack, check_alike
@@ -103,8 +103,7 @@ def train_together_(
         weights = (parameter.shape[0] for parameter in networks[0].parameters() if parameter.dim() > 1)
         values = recipe.batch_size * max(max(weights, default=1), samples.train[0][0].numel())
         size = max(1, CACHED_VALUES // values)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise UsageError(f"group_size must be a positive whole number, got {group_size!r}")
+    require_whole("group_size", size)
     own = isinstance(training.stream, Streams)
     groups = []
     for start in range(0, len(networks), size):
@@ -152,7 +151,7 @@ class _Together:
         if self._recipe.train_metrics == "evaluated":
             return self._evaluate(self._samples.train), test
         classes = not self._samples.train[1].is_floating_point()
-        return _join([group.seen(classes=classes) for group in self._groups]), test
+        return _join([group.seen.take(classes=classes) for group in self._groups]), test
 
     def _evaluate(self, part: tuple[Tensor, Tensor]) -> Scores:
         # what a training step holds in memory, an evaluation of as many images can hold
@@ -185,8 +184,7 @@ def _join(parts: list[Scores]) -> Scores:
 
 def _make_stack(networks: list[nn.Module], device: torch.device, route: Route) -> Stack:
     """The networks as one stack: batched products where their layers are known, else vmap."""
-    if route not in ("auto", "products", "vmap"):
-        raise UsageError(f"unknown route {route!r}", hint="auto, products or vmap")
+    require_known("route", route, get_args(Route))
     if route != "vmap":
         try:
             return Products(networks, device)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sounding.encoding import fields_of
-from sounding.errors import TargetError, UsageError
+from sounding.errors import TargetError, UsageError, require_known
 from sounding.probe.losses import Loss, training_loss
 from sounding.probe.records import Report
 from sounding.train.monitor import Event, Monitor
@@ -108,8 +108,7 @@ def run_trial(
         UsageError: an unknown optimizer, or nothing to train for.
         TargetError: the model cannot be copied, or raised.
     """
-    if optimizer not in OPTIMIZERS:
-        raise UsageError(f"unknown optimizer {optimizer!r}", hint=f"one of {', '.join(OPTIMIZERS)}")
+    require_known("optimizer", optimizer, OPTIMIZERS)
     if steps < 1 or not (lr > 0 and math.isfinite(lr)):
         raise UsageError(f"expected at least one step and a positive learning rate, got {steps} and {lr}")
     try:

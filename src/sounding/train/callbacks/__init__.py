@@ -9,8 +9,7 @@ from sounding.lazy import lazily
 _HELD = {
     "hf": ["TrainerMonitor"],
     "lightning": ["MonitorCallback"],
-    "tensorboard": ["TensorBoard"],
-    "wandb": ["WeightsAndBiases"],
+    "trackers": ["TensorBoard", "WeightsAndBiases"],
 }
 
 __all__ = ["MonitorCallback", "TensorBoard", "TrainerMonitor", "WeightsAndBiases"]
@@ -18,7 +17,6 @@ __all__ = ["MonitorCallback", "TensorBoard", "TrainerMonitor", "WeightsAndBiases
 if TYPE_CHECKING:
     from sounding.train.callbacks.hf import TrainerMonitor
     from sounding.train.callbacks.lightning import MonitorCallback
-    from sounding.train.callbacks.tensorboard import TensorBoard
-    from sounding.train.callbacks.wandb import WeightsAndBiases
+    from sounding.train.callbacks.trackers import TensorBoard, WeightsAndBiases
 
 __getattr__, __dir__ = lazily(__name__, _HELD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -9,10 +10,22 @@ from torch import nn
 from sounding.errors import UsageError, clean
 from sounding.probe.sharded import find_shards
 from sounding.train.monitor.monitor import Monitor
-from sounding.train.monitor.sinks import Sink
+from sounding.train.monitor.sinks import Sink, Snapshot
 from sounding.train.monitor.wall import log
 
 DEEPSPEED = "DeepSpeed keeps weights and gradients in buffers of its own, which cannot be read from outside"
+
+
+class OwnLogs:
+    """The logs of a trainer as a sink: `add` gets each step; the trainer closes them itself."""
+
+    def __init__(self, add: Callable[[Snapshot], None]) -> None:
+        self._add = add
+
+    def write(self, snapshot: Snapshot) -> None:
+        self._add(snapshot)
+
+    def close(self) -> None: ...
 
 
 class Carried:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from sounding.lazy import import_extra
-from sounding.train.callbacks.carried import Carried
+from sounding.train.callbacks.carried import Carried, OwnLogs
 from sounding.train.monitor.sinks import Snapshot
 
 TrainerCallback: Any = import_extra("transformers", extra="hf", needed_for="TrainerMonitor").TrainerCallback
@@ -32,7 +33,7 @@ class TrainerMonitor(TrainerCallback, Carried):  # type: ignore[misc]  # its typ
         self._open(
             given["model"],
             given["model"],
-            _History(state) if self._log else None,
+            OwnLogs(partial(_add, state)) if self._log else None,
             deepspeed=bool(getattr(args, "deepspeed", None)),  # its configuration, None without
             scaler=getattr(given.get("optimizer"), "scaler", None),
             initial_step=state.global_step,  # above 0 where a training resumes
@@ -49,16 +50,8 @@ class TrainerMonitor(TrainerCallback, Carried):  # type: ignore[misc]  # its typ
         self.stop()
 
 
-class _History:
-    """The Trainer's log history: a line for each measured step, short, since every checkpoint writes it whole."""
-
-    def __init__(self, state: Any) -> None:
-        self._state = state
-
-    def write(self, snapshot: Snapshot) -> None:
-        numbers = {f"sounding/{tag}": value for tag, value in snapshot.scalars().items() if tag.startswith("network/")}
-        kinds = [finding.kind for finding in snapshot.verdict.findings]
-        self._state.log_history.append({"step": snapshot.step, **numbers, "sounding/findings": kinds})
-
-    def close(self) -> None:
-        """The Trainer keeps its history."""
+def _add(state: Any, snapshot: Snapshot) -> None:
+    """Add a line to the Trainer's log history: a short one, since every checkpoint writes the history whole."""
+    numbers = {f"sounding/{tag}": value for tag, value in snapshot.scalars().items() if tag.startswith("network/")}
+    kinds = [finding.kind for finding in snapshot.verdict.findings]
+    state.log_history.append({"step": snapshot.step, **numbers, "sounding/findings": kinds})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from sounding.lazy import import_extra
-from sounding.train.callbacks.carried import Carried
+from sounding.train.callbacks.carried import Carried, OwnLogs
 from sounding.train.monitor.sinks import Snapshot
 
 Callback: Any = import_extra("lightning.pytorch.callbacks", extra="lightning", needed_for="MonitorCallback").Callback
@@ -33,7 +34,7 @@ class MonitorCallback(Callback, Carried):  # type: ignore[misc]  # its types are
         self._open(
             pl_module,
             trainer.strategy.model or pl_module,  # what the strategy wraps it in, which may cut it in shards
-            _Loggers(trainer) if self._log else None,
+            OwnLogs(partial(_log, trainer)) if self._log else None,
             deepspeed="DeepSpeed" in type(trainer.strategy).__name__,
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             initial_step=trainer.global_step,
@@ -55,16 +56,8 @@ class MonitorCallback(Callback, Carried):  # type: ignore[misc]  # its types are
         self.stop()
 
 
-class _Loggers:
-    """Whatever loggers the trainer has."""
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-
-    def write(self, snapshot: Snapshot) -> None:
-        metrics = {f"sounding/{tag}": value for tag, value in snapshot.scalars().items()}
-        for logger in self._trainer.loggers:
-            logger.log_metrics(metrics, step=snapshot.step)
-
-    def close(self) -> None:
-        """The trainer closes its loggers."""
+def _log(trainer: Any, snapshot: Snapshot) -> None:
+    """Pass the numbers on to whatever loggers the trainer has."""
+    metrics = {f"sounding/{tag}": value for tag, value in snapshot.scalars().items()}
+    for logger in trainer.loggers:
+        logger.log_metrics(metrics, step=snapshot.step)

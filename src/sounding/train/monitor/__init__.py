@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from sounding.train.monitor.changes import Event
 from sounding.train.monitor.monitor import Monitor
-from sounding.train.monitor.selection import Every, Logarithmic, Steps
+from sounding.train.monitor.selection import Logarithmic
 from sounding.train.monitor.sinks import JsonLines, Log, Memory, Sink, Snapshot, read_json_lines
 
-__all__ = [
-    "Event", "Every", "JsonLines", "Log", "Logarithmic", "Memory", "Monitor", "Sink", "Snapshot", "Steps",
-    "read_json_lines",
-]  # fmt: skip
+__all__ = ["Event", "JsonLines", "Log", "Logarithmic", "Memory", "Monitor", "Sink", "Snapshot", "read_json_lines"]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from sounding.errors import UsageError
+from sounding.errors import UsageError, require_whole
 from sounding.probe.calls import Spec
 from sounding.probe.inside.rows import HEADS, INSIDE
 from sounding.probe.moments import FAST, FULL, TIERS, Tier
@@ -100,34 +100,6 @@ def as_picks(argument: str, picks: Any) -> tuple[Pick, ...]:
 
 
 @dataclass(frozen=True)
-class Every:
-    """Steps 0, n, 2n, …
-
-    >>> [step for step in range(250) if Every(100)(step)]
-    [0, 100, 200]
-    """
-
-    n: int
-
-    def __post_init__(self) -> None:
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
-            raise UsageError(f"expected every= a positive whole number of steps, got {self.n!r}")
-
-    def __call__(self, step: int) -> bool:
-        return step % self.n == 0
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The steps named, and no other."""
-
-    steps: frozenset[int]
-
-    def __call__(self, step: int) -> bool:
-        return step in self.steps
-
-
-@dataclass(frozen=True)
 class Logarithmic:
     """Step 0, then 10^(k/n) rounded for k = 0, 1, …: n measurements per factor of ten, dense where much changes.
 
@@ -138,8 +110,7 @@ class Logarithmic:
     per_decade: int = 10
 
     def __post_init__(self) -> None:
-        if isinstance(self.per_decade, bool) or not isinstance(self.per_decade, int) or self.per_decade < 1:
-            raise UsageError(f"expected a positive whole number per decade, got {self.per_decade!r}")
+        require_whole("per_decade", self.per_decade)
 
     def __call__(self, step: int) -> bool:
         if step <= 0:
@@ -155,7 +126,9 @@ def as_schedule(every: int | None, schedule: Schedule | Iterable[int] | Literal[
     (True, False, True)
     """
     if schedule is None:
-        return Every(100 if every is None else every)
+        apart = 100 if every is None else every
+        require_whole("every", apart)
+        return lambda step: step % apart == 0
     if every is not None:
         got = f"both (every={every!r}, schedule={schedule!r})"
         raise UsageError(f"expected every= or schedule=, got {got}", hint="one of the two")
@@ -174,4 +147,4 @@ def as_schedule(every: int | None, schedule: Schedule | Iterable[int] | Literal[
             f"expected schedule= steps from 0 on or a function of the step, got {schedule!r}",
             hint="schedule=[0, 10, 100], or schedule=lambda step: step < 10",
         )
-    return Steps(steps)
+    return steps.__contains__

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from sounding.encoding import fields_of
-from sounding.errors import UsageError
+from sounding.errors import UsageError, require_whole
 from sounding.probe.reading import NETWORK, Reading
 from sounding.probe.records import Verdict
 from sounding.profile import Profile, Row
@@ -106,8 +106,7 @@ class Memory:
     """
 
     def __init__(self, keep: int = 64) -> None:
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 2:
-            raise UsageError(f"expected keep= a whole number of at least 2 steps, got {keep!r}")
+        require_whole("keep", keep, least=2)
         self._keep, self._stride, self._seen = keep, 1, 0
         self._kept: list[tuple[int, Snapshot]] = []
         self.latest: Snapshot | None = None  # the last step measured, which `keep` may have left out
