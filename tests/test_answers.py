@@ -167,3 +167,16 @@ def test_second_layers_of_all_blocks_may_start_at_zero() -> None:
     found = look(model, torch.randn(N, 8), torch.arange(N) % 3)
     assert "zero_start" in found
     assert "constant_weight" not in found
+
+
+def test_targets_of_two_columns_are_one_row_for_each_sample() -> None:
+    """An action and the return that it had, of which a loss takes one output: nothing is exchanged between samples."""
+    torch.manual_seed(0)
+    actions, returns = torch.arange(N) % CLASSES, torch.randn(N)
+    inputs, wanted = torch.randn(N, 4), torch.stack([actions.float(), returns], dim=1)
+
+    def value(output: Tensor, wanted: Tensor) -> Tensor:
+        return functional.mse_loss(output.gather(1, wanted[:, :1].long())[:, 0], wanted[:, 1])
+
+    assert "mixed_samples" not in look(of_steps(), inputs, wanted, loss=value)
+    assert "mixed_samples" in look(of_steps(), inputs, wanted, loss=lambda o, y: value(o, y.flip(0)))

@@ -72,8 +72,8 @@ def _changed_units(output: Tensor, targets: Tensor, loss: Callable[..., Tensor])
     arranged = _arrange(output, targets)
     if arranged is None:
         return True, None
-    wanted = targets if arranged(output).dim() - 1 == targets.dim() else targets.flatten(1)
-    units = wanted.flatten() if wanted is targets else wanted
+    single = arranged(output).dim() - 1 == targets.dim()  # one number for each row, else one row for each sample
+    units = targets.flatten() if single else targets.flatten(1)
 
     def gradient(values: Tensor, given: Tensor) -> Tensor:
         with torch.enable_grad():
@@ -89,7 +89,7 @@ def _changed_units(output: Tensor, targets: Tensor, loss: Callable[..., Tensor])
     if not bool(torch.isfinite(before).all()) or bool(changed(before, gradient(output, targets)).any()):
         return True, None
     moved = output.clone()
-    arranged(moved)[(0,) * wanted.dim() if wanted is targets else 0] += 0.1 * float(output.float().std()) + 0.01
+    arranged(moved)[(0,) * targets.dim() if single else 0] += 0.1 * float(output.float().std()) + 0.01
     if bool(changed(before, gradient(moved, targets))[1:].any()):
         return True, None
     pairs = [(0, at) for at in _spread_out(len(units)) if not torch.equal(units[0], units[at])][:PAIRS]

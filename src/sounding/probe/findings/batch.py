@@ -38,10 +38,10 @@ def find_degenerate_batch(reading: Reading, thresholds: Thresholds) -> list[Find
     severity: Severity | None = None
     if alike:
         severity = "high"
-    elif repeated >= 0.5 or (samples <= features and rank <= samples / 2):
+    elif repeated >= 0.5:
         severity = "medium"
-    elif repeated > 0 or dependent:
-        severity = "low"
+    elif repeated > 0 or dependent or (samples <= features and rank <= samples / 2):
+        severity = "low"  # what differs may lie in few directions by nature: waves, or a table of a few causes
     if severity is None and not parallel:
         return []
     evidence = {
