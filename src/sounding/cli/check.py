@@ -6,7 +6,7 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -33,16 +33,11 @@ ROWS = 12  # steps in the table of a trial
 SILENCE = 5.0  # seconds behind the measurement after which a line says what takes so long
 LEAST_REPEAT = 1e-3  # seconds that measuring a batch takes at the least
 EXAMPLE_INPUT = 64  # the pixels of a digit
-EXAMPLE_DEPTH, EXAMPLE_WIDTH = 64, 128  # deep enough for both failures to show, without norm and with; some seconds
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A network to check: a name for people, the function that makes it, and its name on the command line if any."""
-
-    name: str
-    make: Callable[[], nn.Module]
-    target: str | None = None
+# deep enough for both failures to show, without norm and with; some seconds
+EXAMPLES = {
+    "64-layer ReLU network": "mlp,depth=64,width=128",
+    "64-layer ReLU network with batch norm": "mlp,depth=64,width=128,norm=batch",
+}
 
 
 @click.command()
@@ -120,7 +115,7 @@ def check(
     how |= {"theory": theory and how["tier"] == "full", "trial": {"steps": steps, **asked} if steps else None}
     prose = console(stderr=as_json, quiet=quiet and as_json)
     trials: dict[str, Trial] = {}
-    reports, interrupted = _measure_all(_choose_subjects(target, wanted), wanted, how, trials, quiet=quiet)
+    reports, interrupted = _measure_all({target: target} if target else EXAMPLES, wanted, how, trials, quiet=quiet)
     if not reports:
         raise InterruptedRun("interrupted before anything was measured")
     if write_baseline is not None:
@@ -179,45 +174,34 @@ def to_json_object(
     return {**head, "networks": {name: report.to_dict() for name, report in reports.items()}}
 
 
-def _choose_subjects(target: str | None, wanted: Wanted) -> list[Subject]:
-    """The network that was named, or the two of the demonstration."""
-    if target is not None:
-        return [Subject(target, lambda: wanted.load(target), target)]
-
-    def make(norm: Any) -> nn.Module:
-        return sounding.models.Mlp(EXAMPLE_INPUT, 10, depth=EXAMPLE_DEPTH, width=EXAMPLE_WIDTH, norm=norm)
-
-    name, same = f"{EXAMPLE_DEPTH}-layer ReLU network", f"mlp,depth={EXAMPLE_DEPTH},width={EXAMPLE_WIDTH}"
-    return [Subject(name, lambda: make("none"), same),
-            Subject(f"{name} with batch norm", lambda: make("batch"), f"{same},norm=batch")]  # fmt: skip
-
-
 def _measure_all(
-    subjects: list[Subject], wanted: Wanted, how: Mapping[str, Any], trials: dict[str, Trial], *, quiet: bool
+    targets: Mapping[str, str], wanted: Wanted, how: Mapping[str, Any], trials: dict[str, Trial], *, quiet: bool
 ) -> tuple[dict[str, Report], bool]:
     """Reports by name, trials put into `trials`, and whether Ctrl-C came; then the last one may be partial."""
     reports: dict[str, Report] = {}
     with working("loading", quiet=quiet) as tell:
-        for subject in subjects:
-            tell(f"checking {subject.name}")
+        for name, target in targets.items():
+            tell(f"checking {name}")
             try:
-                reports[subject.name], trial = measure(subject, wanted, tell, quiet=quiet, **how)
+                reports[name], trial = measure(target, wanted, tell, name=name, quiet=quiet, **how)
             except KeyboardInterrupt as stop:  # an InterruptedRun, which may hold a part, is one too
                 if (partial := getattr(stop, "partial", None)) is not None:
-                    reports[subject.name] = partial
+                    reports[name] = partial
                 return reports, True
             if trial is not None:
-                trials[subject.name] = trial
+                trials[name] = trial
                 if trial.interrupted:
                     return reports, True
     return reports, False
 
 
 def measure(
-    subject: Subject,
+    target: str,
     wanted: Wanted,
     tell: Callable[[str], None],
     *,
+    name: str = "",
+    make: Callable[[], nn.Module] | None = None,
     repeats: int = 1,
     trial: Mapping[str, Any] | None = None,
     quiet: bool = False,
@@ -226,21 +210,23 @@ def measure(
     """The report of a network on the batch that the options ask for, and the trial where they ask for one.
 
     The batch is measured as `how` says, which `sounding.check` takes; `trial` has options of `run_trial`. Unless
-    `quiet`, a line on stderr says that theory is running when it takes long.
+    `quiet`, a line on stderr says that theory is running when it takes long. The network has another `name` for people
+    than its target where one is given, and is the one that `make` makes where it is given.
     """
     from sounding.models.hf import describe_hf
 
-    with opened(wanted, subject.make, tell=tell) as at:
+    name = name or target
+    with opened(wanted, make or (lambda: wanted.load(target)), tell=tell) as at:
         (model,) = at.models
-        size = describe_hf(model, subject.name)
-        about = {"target": subject.name, **({"model": size} if size else {}), "data": at.data, "seed": wanted.seed}
+        size = describe_hf(model, name)
+        about = {"target": name, **({"model": size} if size else {}), "data": at.data, "seed": wanted.seed}
         inputs, targets = _repeat(at, repeats)
-        told = f"Theory is still being computed for {subject.name}; --no-theory leaves it out."
+        told = f"Theory is still being computed for {name}; --no-theory leaves it out."
         clock = threading.Timer(SILENCE, say, [told], {"err": True})
         clock.daemon = True  # an interrupted check must not wait for it
 
         def progress(done: int, total: int) -> None:
-            tell(f"checking {subject.name}: {done} of {total} batches")
+            tell(f"checking {name}: {done} of {total} batches")
             if done == total and how.get("theory") and not quiet:
                 clock.start()
 
@@ -248,12 +234,12 @@ def measure(
             report = sounding.check(model, inputs, targets, repeats=repeats, **how, **at.options, progress=progress)
         except InterruptedRun as stop:
             if stop.partial is not None:
-                stop.partial = _describe(stop.partial, about, subject.target)
+                stop.partial = _describe(stop.partial, about, target)
             raise
         finally:
             clock.cancel()
         tried = None if trial is None else try_training(at, trial, seed=wanted.seed, tell=tell)
-        return _describe(report, about, subject.target), tried
+        return _describe(report, about, target), tried
 
 
 def _repeat(at: Opened, repeats: int) -> tuple[Any, Any]:
@@ -265,10 +251,9 @@ def _repeat(at: Opened, repeats: int) -> tuple[Any, Any]:
     return functools.partial(next, batches), None
 
 
-def _describe(report: Report, about: dict[str, Any], target: str | None) -> Report:
+def _describe(report: Report, about: dict[str, Any], target: str) -> Report:
     """The report with what only the command line knows: its environment, and the target in remedies."""
-    report = report if target is None else report.for_target(target)
-    return replace(report, environment={**report.environment, **about})
+    return replace(report.for_target(target), environment={**report.environment, **about})
 
 
 def _print(reports: dict[str, Report], prose: Console, *, quiet: bool) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,10 +14,7 @@ import sounding
 from sounding.cli.options import network_argument, presented
 from sounding.cli.output import draw, print_json, say, working
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
-from sounding.errors import ExitCode, UsageError
-
-if TYPE_CHECKING:
-    from torch import nn
+from sounding.errors import ExitCode
 
 
 @click.command()
@@ -74,32 +71,19 @@ def _choose(target: str, wanted: Wanted) -> Any:
     """What to look at: a function of the depth that makes networks, or one network."""
     from torch import nn
 
-    from sounding.cli.target import calling, load_object
+    from sounding.cli.target import load_object, make_network
     from sounding.models import is_spec
     from sounding.models.registry import option_types
 
-    name, *words = target.split(",")
-    if is_spec(target) and "depth" in option_types(name):
-        kept = [word for word in words if word.partition("=")[0].strip() != "depth"]
-
-        def build(depth: int) -> nn.Module:
-            return wanted.load(",".join([name, *kept, f"depth={depth}"]))
-
-        return build
-    # a name of ours without the option `depth` is one network, as a class or a function without it is
-    found: Any = None if is_spec(target) else load_object(target)
-    parameters = None
-    if callable(found) and not isinstance(found, nn.Module):
+    if not is_spec(target):
+        found = load_object(target)
         with contextlib.suppress(TypeError, ValueError):  # what is written in C may have no signature
-            parameters = inspect.signature(found).parameters
-    if "depth" not in (parameters or ()):
+            if not isinstance(found, nn.Module) and "depth" in inspect.signature(found).parameters:
+                return lambda depth: make_network(target, found, depth=depth)
         return wanted.load(target)
-
-    def make(depth: int) -> nn.Module:
-        with calling(f"making the network with {target}"):
-            made = found(depth=depth)
-        if not isinstance(made, nn.Module):
-            raise UsageError(f"expected {target} to make a torch.nn.Module, got {type(made).__name__}")
-        return made
-
-    return make
+    name, *words = target.split(",")
+    # a name of ours without the option `depth` is one network, as a class or a function without it is
+    if "depth" not in option_types(name):
+        return wanted.load(target)
+    kept = [word for word in words if word.partition("=")[0].strip() != "depth"]
+    return lambda depth: wanted.load(",".join([name, *kept, f"depth={depth}"]))

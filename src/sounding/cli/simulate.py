@@ -11,7 +11,7 @@ import click
 
 import sounding
 from sounding.cli.options import SEED, json_option, quiet_option
-from sounding.cli.output import console, print_json, progress_over, say
+from sounding.cli.output import console, new_table, print_json, progress_over, say
 from sounding.cli.settings import parse_numbers, take_old_names
 from sounding.cli.target import make_importable
 from sounding.errors import ExitCode, InterruptedRun, UsageError
@@ -134,8 +134,6 @@ def _run(
 
 
 def _print_table(simulation: Simulation, *, error: float | None) -> None:
-    from rich.table import Table
-
     s = simulation.settings
     out = console()
     skip = "no skip connection" if s["residual"] == "inf" else f"γ = {s['residual']:g}"
@@ -145,11 +143,7 @@ def _print_table(simulation: Simulation, *, error: float | None) -> None:
         f"width {s['width']}, batch size {s['batch_size']}, depth {s['depth']}, runs {s['runs']}{partial}: "
         f"{s['weights']} weights, {s['activation']}, norm {s['norm']}{centred}, {skip}"
     )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("measure")
-    table.add_column("mean", justify="right")
-    if error is not None:
-        table.add_column(f"depth for ± {error:g}", justify="right")
+    table = new_table("measure", ">mean", *([] if error is None else [f">depth for ± {error:g}"]))
     for name, estimate in {**simulation.averages, **simulation.gradients}.items():
         needed = ""
         if error is not None and name in simulation.averages and estimate.stderr is not None:

@@ -8,7 +8,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -55,8 +55,15 @@ def load_target(spec: str, *, data: str | None = None, shape: tuple[int, ...] | 
         raise UsageError(
             f"expected {spec} to be a torch.nn.Module or a callable that makes one, got {_describe(found)}"
         )
-    with calling(f"making the network with {spec}", hint=_arguments_hint(spec, found)):
-        made = found()
+    return make_network(spec, found)
+
+
+def make_network(spec: str, make: Callable[..., Any], **arguments: Any) -> nn.Module:
+    """What a function at an address makes of some arguments, which must be a network."""
+    from torch import nn
+
+    with calling(f"making the network with {spec}", hint=None if arguments else _arguments_hint(spec, make)):
+        made = make(**arguments)
     if not isinstance(made, nn.Module):
         raise UsageError(f"expected {spec}() to make a torch.nn.Module, got {_describe(made)}")
     return made

@@ -84,7 +84,7 @@ def audit_name(name: str, *, seed: int, versions: str) -> dict[str, Any]:
     An architecture that the library does not build is a row too, with the library's reason. `versions` are those that
     the row was asked for with: a worker that has others refuses.
     """
-    from sounding.cli.check import Subject, measure
+    from sounding.cli.check import measure
     from sounding.cli.subject import Wanted
     from sounding.cli.target import load_target
     from sounding.probe.reading import count_in_band
@@ -103,7 +103,7 @@ def audit_name(name: str, *, seed: int, versions: str) -> dict[str, Any]:
         return model
 
     try:
-        report, _ = measure(Subject(target, make), Wanted(seed=seed), lambda text: None, quiet=True, theory=True)
+        report, _ = measure(target, Wanted(seed=seed), lambda text: None, make=make, quiet=True, theory=True)
     except UsageError as error:
         if built:  # the check refused, not the library: that is a failure of the row
             raise
