@@ -210,8 +210,8 @@ def measure(
     """The report of a network on the batch that the options ask for, and the trial where they ask for one.
 
     The batch is measured as `how` says, which `sounding.check` takes; `trial` has options of `run_trial`. Unless
-    `quiet`, a line on stderr says that theory is running when it takes long. The network has another `name` for people
-    than its target where one is given, and is the one that `make` makes where it is given.
+    `quiet`, a line on stderr says that theory is running when it takes long. `name` is what people call the network, by
+    default its target; `make` makes it, by default as the target says.
     """
     from sounding.models.hf import describe_hf
 
