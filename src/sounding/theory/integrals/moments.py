@@ -18,7 +18,7 @@ from sounding.theory.integrals.affine import Affine
 from sounding.theory.integrals.means import Line, line_means
 from sounding.theory.integrals.normalized import NormalizedLaw
 from sounding.theory.integrals.plane import MOST_KINKS, PAIRS, PlaneCells
-from sounding.theory.integrals.polynomials import PairSums, Polynomials, line_sums
+from sounding.theory.integrals.polynomials import PairSums, Polynomials, line_sums, line_weights
 from sounding.theory.integrals.powers import gaussian_powers, line_powers, pair_powers, power_spread
 from sounding.theory.integrals.table import Table, Tables
 
@@ -147,16 +147,13 @@ class Expectations:
 
     def line(self, law: NormalizedLaw, *, tolerance: float = 1e-12) -> tuple[LineMoments, LineMoments]:
         """The moments of one coordinate by adaptive panels, and their errors; the second way beside the table."""
-        affine, width = self.affine, law.batch_size - 1.0
+        affine = self.affine
 
         def integrands(y: Array) -> Array:
             x = (y - affine.shift) / affine.scale
-            phi, slope, x2 = affine.rise(y), affine.slope(y), x * x
-            w1, w0, h, r2 = (law.line_weight(x, power) for power in (1.0, 0.0, -0.5, -1.0))
-            r4 = law.eps * law.line_weight(x, -2.0) if law.eps > 0 else np.zeros_like(x)
-            square, slope2 = phi * phi, slope * slope
-            rows = (phi * w0, square * w0, square * w1, square * x2 * w1, slope * (1.0 - x2 / width) * h)
-            return np.stack([*rows, slope2 * r2, slope2 * x2 * r2, slope2 * x2 * x2 * r2, slope2 * x2 * r4])
+            phi, slope = affine.rise(y), affine.slope(y)
+            rows = np.stack([phi, *[phi * phi] * 3, slope, *[slope * slope] * 4])
+            return rows * line_weights(x, law, lambda power: law.line_weight(x, power))
 
         return _pack(LineMoments, *self._along_line(law, integrands, tolerance), affine.slope_noise(law.spread))
 

@@ -16,7 +16,7 @@ from sounding.theory.integrals.affine import Affine
 from sounding.theory.integrals.cells import AdaptedCells, Goal, Plane, Points, Rings, crossings
 from sounding.theory.integrals.means import pair_means
 from sounding.theory.integrals.normalized import NormalizedLaw
-from sounding.theory.integrals.polynomials import PairSums, line_sums
+from sounding.theory.integrals.polynomials import PairSums, pair_sizes
 from sounding.theory.integrals.table import Table
 
 # of each field of `PairMoments`: which of φ, xφ, x²φ, D, xD, x²D, x³D meet, and the power of s²
@@ -33,7 +33,6 @@ PAIRS = (
     (4, 4, -2),
 )
 _ROWS = (0, 0, 1, 2, 3, 4, 5, 6, 7, 4)  # of the integrands below, for each field
-_BOUNDS = [1, 2, 3, 3, 5, 6, 6, 7, 7, 6]  # the field of `LineMoments` that bounds each by Cauchy and Schwarz
 # 24 kinks make some 8000 first cells, which take a second; the number grows as their cube
 MOST_KINKS = 24
 # Beyond the first cells so many are cut. Over 700 settings of named activations and callables 500 sufficed for those
@@ -58,8 +57,10 @@ class PlaneCells:
 
     def sums(self, law: NormalizedLaw, *, tolerance: float, table: Table | None = None) -> PairSums:
         """All pair moments; with the table of one coordinate a callable without a derivative is read from it."""
-        noise = np.zeros(len(PAIRS)) if table is None else _table_noise(table, law)
-        bound = np.zeros(len(PAIRS)) if table is None else _BESIDE * _beside(table, law)
+        bound, noise = np.zeros(len(PAIRS)), np.zeros(len(PAIRS))
+        if table is not None:
+            bound, noise = pair_sizes(table, law, PAIRS)
+            bound *= _BESIDE
         # cells of the last law are used again where they are as good for this one
         if self._last is not None and self._last[1] == tolerance:
             made, _, rings, worst = self._last
@@ -143,29 +144,6 @@ class PlaneCells:
         made = {power: law.radial_weight(angle, power) for power in (0, 1, -1)}
         made[-2] = law.eps * law.radial_weight(angle, -2) if law.eps > 0 else np.zeros_like(angle)
         return np.stack([made[power] for _, _, power in PAIRS])
-
-
-def _beside(table: Table, law: NormalizedLaw) -> Array:
-    """The moments of one coordinate to which those of two are added in every eigenvalue."""
-    line = line_sums(table, law)[0]
-    return np.where(np.arange(len(PAIRS)) < 4, line[_BOUNDS], np.maximum(line[_BOUNDS], line[5]))
-
-
-def _table_noise(table: Table, law: NormalizedLaw) -> Array:
-    """The part of the table's errors in each pair moment, twice what it would be of two independent coordinates."""
-    parts = ((table.rise, table.rise_error), (table.slope, table.slope_error))
-    size = np.abs(table.x)
-
-    def mean(field: Array, index: int, power: int) -> float:
-        if power == -2 and law.eps == 0:
-            return 0.0
-        weight = table.weight(law, float(power)) * (law.eps if power == -2 else 1.0)
-        return float(weight @ (np.abs(field) * size ** (index if index < 3 else index - 3)) / math.sqrt(weight.sum()))
-
-    return np.array([
-        2 * sum(mean(parts[f > 2][0], f, power) * mean(parts[g > 2][1], g, power) for f, g in ((i, j), (j, i)))
-        for i, j, power in PAIRS
-    ])  # fmt: skip
 
 
 def _peaks(steep: list[tuple[float, float]], rho: float) -> tuple[float, ...]:

@@ -16,6 +16,7 @@ batches below some sixteen, fast oscillations at eps > 0) the answer is None.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
@@ -58,21 +59,43 @@ class PairSums:
         return float((self.errors / np.maximum(self.scales, 1e-300)).max())
 
 
+def line_weights(x: Array, law: NormalizedLaw, weight: Callable[[float], Array]) -> Array:
+    """What φ, φ² (three times), D and D² (four times) meet in the nine fields of `LineMoments`, (9, n).
+
+    `weight` gives the density times the mean of s^(2·power) at x.
+    """
+    x2 = x * x
+    w1, w0, h, r2 = (weight(power) for power in (1.0, 0.0, -0.5, -1.0))
+    r4 = law.eps * weight(-2.0) if law.eps > 0 else np.zeros_like(x)
+    return np.stack([w0, w0, w1, x2 * w1, (1 - x2 / law.support**2) * h, r2, x2 * r2, x2 * x2 * r2, x2 * r4])
+
+
 def line_sums(table: Table, law: NormalizedLaw) -> tuple[Array, Array]:
     """The nine fields of `LineMoments` and their errors."""
-    width = law.batch_size - 1.0
-    x2 = table.x * table.x
-    w1, w0, h, r2 = (table.weight(law, power) for power in (1.0, 0.0, -0.5, -1.0))
-    r4 = law.eps * table.weight(law, -2.0) if law.eps > 0 else np.zeros_like(x2)
-    weights = np.stack([w0, w0, w1, x2 * w1, (1.0 - x2 / width) * h, r2, x2 * r2, x2 * x2 * r2, x2 * r4])
+    weights = line_weights(table.x, law, lambda power: table.weight(law, power))
     phi, slope, e, d = table.rise, table.slope, table.rise_error, table.slope_error
-    square, slope2 = phi * phi, slope * slope
     square_error, slope2_error = (2 * np.abs(phi) + e) * e, (2 * np.abs(slope) + d) * d
-    found = np.stack([phi, *[square] * 3, slope, *[slope2] * 4])
+    found = np.stack([phi, *[phi * phi] * 3, slope, *[slope * slope] * 4])
     blurred = np.stack([e, *[square_error] * 3, d, *[slope2_error] * 4])
     values, errors, sizes = (np.einsum("ij,ij->i", weights, rows) for rows in (found, blurred, np.abs(found)))
-    missing = abs(float(w0.sum()) - 1.0)
+    missing = abs(float(weights[0].sum()) - 1.0)
     return values, errors + (missing + 1e-15) * sizes
+
+
+def pair_sizes(table: Table, law: NormalizedLaw, wanted: Wanted) -> tuple[Array, Array]:
+    """√(E s^(2p) f²·E s^(2p) g²) of each wanted, p = −1 for −2, and the part of the table's errors in it."""
+    # eps·s^−4 is at most s^−2, beside which it is added: its own bound may be smaller by orders
+    x2 = table.x * table.x
+
+    @cache
+    def size(index: int, power: int) -> tuple[float, float]:
+        field, error = (table.rise, table.rise_error) if index < 3 else (table.slope, table.slope_error)
+        weight = table.weight(law, float(power)) * x2 ** (index if index < 3 else index - 3)
+        return math.sqrt(weight @ field**2), math.sqrt(weight @ error**2)
+
+    pairs = [(size(i, max(p, -1)), size(j, max(p, -1))) for i, j, p in wanted]
+    noise = [f * g_error + g * f_error for (f, f_error), (g, g_error) in pairs]
+    return np.array([f * g for (f, _), (g, _) in pairs]), np.array(noise)
 
 
 class Polynomials:
@@ -184,7 +207,6 @@ class _Projection:
 
     law: NormalizedLaw
     table: Table
-    weight: Array
     coefficients: Array  # (2, terms)
     steps: Array  # of the polynomials' recurrence
     norms: Array  # (7,): √E f² of φ, xφ, x²φ, D, xD, x²D, x³D
@@ -208,7 +230,7 @@ class _Projection:
         raised = _raised(coefficients[:, None], steps, np.ones(1), terms)[:, 0]
         rests = np.sqrt(np.maximum(norms - (raised**2).sum(axis=1), 0.0))
         noise = [math.sqrt(weight @ error**2) for error in (table.rise_error, table.slope_error)]
-        return cls(law, table, weight, coefficients[:, :terms], steps, np.sqrt(norms), rests, (noise[0], noise[1]))
+        return cls(law, table, coefficients[:, :terms], steps, np.sqrt(norms), rests, (noise[0], noise[1]))
 
     def needed(self, wanted: Wanted, envelope: Array, tolerance: float) -> float:
         """How many terms would do, judged by how fast the coefficients fall over the second half of those here."""
@@ -244,7 +266,7 @@ class _Projection:
 
     def sums(self, wanted: Wanted, tolerance: float, envelope: float, *, checked: bool) -> PairSums | None:
         """The series at every radius, with errors; None where a lower degree gives something else."""
-        scales, noise = self._scales(wanted)
+        scales, noise = pair_sizes(self.table, self.law, wanted)
         step = 1.0 if tolerance > 1e-9 else 0.85
         values, less = self._over_radii(wanted, step, _LOWER)
         bounds = self._bounds(wanted, scales, envelope)
@@ -269,7 +291,7 @@ class _Projection:
 
     def bounded(self, wanted: Wanted, envelope: float) -> PairSums:
         """The series with a bound on the rest, though it has not converged."""
-        scales, noise = self._scales(wanted)
+        scales, noise = pair_sizes(self.table, self.law, wanted)
         errors = self._bounds(wanted, scales, envelope) + noise + 1e-15 * scales
         values, nearby = self._over_radii(wanted, _FINE, _LOWER)
         # On one sphere the rest meets only itself, and Cauchy and Schwarz bound it. With eps it also meets what is
@@ -285,25 +307,6 @@ class _Projection:
         """max|P_k|·‖f − Σ‖·‖g − Σ‖ of each wanted pair."""
         left = self.rests / np.maximum(self.norms, 1e-300)
         return np.asarray(scales * np.array([envelope * left[i] * left[j] for i, j, _ in wanted]))
-
-    def _scales(self, wanted: Wanted) -> tuple[Array, Array]:
-        """√(E s^(2p) f²·E s^(2p) g²) of each wanted, p = −1 for −2, and the part of the table's errors in it."""
-        law, table = self.law, self.table
-        weights = {0: self.weight}
-        # eps·s^−4 is at most s^−2, beside which it is added: its own bound may be smaller by orders
-        for power in {max(p, -1) for _, _, p in wanted} - {0}:
-            weights[power] = table.weight(law, float(power))
-        x2 = table.x * table.x
-
-        @cache
-        def size(index: int, power: int) -> tuple[float, float]:
-            field, error = (table.rise, table.rise_error) if index < 3 else (table.slope, table.slope_error)
-            weight = weights[power] * x2 ** (index if index < 3 else index - 3)
-            return math.sqrt(weight @ field**2), math.sqrt(weight @ error**2)
-
-        pairs = [(size(i, max(p, -1)), size(j, max(p, -1))) for i, j, p in wanted]
-        noise = [f * g_error + g * f_error for (f, f_error), (g, g_error) in pairs]
-        return np.array([f * g for (f, _), (g, _) in pairs]), np.array(noise)
 
     def _over_radii(self, wanted: Wanted, step: float, share: float) -> tuple[Array, Array]:
         """The moments, and with eps > 0 those that a share of the terms gives."""
