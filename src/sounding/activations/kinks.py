@@ -18,7 +18,6 @@ CELLS = 4801  # an odd number of cells, so that 0 is never a node and a kink the
 ROUGH = 0.5005  # E φ′² is infinite from the kink |x|^½ on
 LEVELS = 34  # halvings of a cell of 0.005, down to 3e-13
 MANY, FINER = 128, 16  # up to so many kinks, a grid so many times finer looks for others next to them
-TOLD = 800  # peaks, above which a wave is looked at in part: narrowing each of thousands took longer than all else
 EARLY, FAST = 3, 16.0  # among many, what has shrunk so fast for so many halvings is let go
 
 
@@ -56,13 +55,6 @@ def find_kinks(function: Callable[[Array], Array], *, reach: float = 12.0, beyon
     chosen = peaks[(differences[peaks] > 4 * floor[peaks]) & (ends >= beyond)]
     if not chosen.size:
         return ()
-    if chosen.size > TOLD:
-        # of the many peaks of a wave, those that stand out tell whether there are kinks at all
-        size = differences[chosen]
-        prominence = size / np.maximum(size, np.roll(size, 7) + np.roll(size, -7))
-        telling = chosen[np.argsort(-prominence)[: TOLD // 2]]
-        if not _narrow(function, grid[telling], grid[telling + ORDER]):
-            return ()
     found = _narrow(function, grid[chosen], grid[chosen + ORDER])
     if 1 < len(found) <= MANY:
         found += _beside(function, found, 2 * reach / cells)
