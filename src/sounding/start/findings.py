@@ -206,11 +206,12 @@ def find_odd_scales(start: Start) -> Iterator[Finding]:
 def _law_of_most(start: Start) -> str:
     """The law with fans that most matrices of the network follow, "" where there is none; a head may start small."""
     drawn = [one for one in start.parameters if one.kind in MATRICES and one.entries >= LEAST and one.scale > 0]
-    drawn = [one for one in drawn if one is not start.last]
-    laws = [name for name in known_laws(drawn[0], start) if "0.02" not in name] if len(drawn) > MANY else []
-    fits = {law: sum(one.fits(known_laws(one, start)[law]) for one in drawn) for law in laws}
-    best = max(fits, key=lambda law: fits[law], default="")
-    return best if best and len(drawn) - fits[best] <= max(len(drawn) // RARE, 1) else ""
+    laws = [name for name in known_laws(drawn[0], start) if "0.02" not in name] if drawn else []
+    best, off = "", drawn
+    for law in laws:
+        others = [one for one in drawn if not one.fits(known_laws(one, start)[law]) and one is not start.last]
+        best, off = (law, others) if len(others) < len(off) else (best, off)
+    return best if len(drawn) >= FEW and len(off) <= max(len(drawn) // RARE, 1) else ""
 
 
 def _odd(
@@ -259,6 +260,8 @@ def _laws_of(one: Parameter, start: Start) -> dict[str, float]:
     if one.head and getattr(start.config, "initializer_factor", None) is None:
         # it is the output, too, where an embedding's normal law makes logits of √width
         laws = {name: scale for name, scale in laws.items() if not name.startswith("normal")}
+    if one is start.last:  # of few outputs, by whose number nobody means to draw a head
+        laws.pop("He by fan_out", None)
     return laws
 
 
@@ -278,7 +281,9 @@ def find_exchanged(start: Start) -> Iterator[Finding]:
         # where all others have the law by the right fan, another law that fits what is left fits by chance
         alone = len(odd) + len(right) == len(linear) and len(right) >= FANS * len(odd)
         if not alone:
-            odd = [one for one in odd if set(fitting_laws(one, start)) <= {f"{law} by fan_out"}]
+            kin = {one.name: start.siblings(one) for one in odd}
+            follow = [one for one in odd if kin[one.name] and all(other in right for other in kin[one.name])]
+            odd = [one for one in odd if one in follow or set(fitting_laws(one, start)) <= {f"{law} by fan_out"}]
         wrong, right = (turned, []) if whole else (odd, right)
         if wrong and (whole or len(right) >= (len(wrong) if law == "He" else 1)):
             one = wrong[0]

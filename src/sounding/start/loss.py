@@ -19,7 +19,7 @@ from sounding.probe.records import Finding, Severity
 from sounding.probe.sentences import tell
 from sounding.probe.thresholds import THRESHOLDS
 
-PATIENCE = 100.0  # a mean squared error this many times the best constant's is undone in the first steps at best
+FAR, PATIENCE = 10.0, 100.0  # a mean squared error this many times the best constant's is odd; is undone first at best
 UNEVEN = 0.8  # the entropy of the labels over ln C from which on they are even enough
 LOOK = 24  # operations from the loss on among which its own are
 USUAL = ("NllLoss", "BinaryCrossEntropy", "MseLoss", "SmoothL1Loss", "HuberLoss")
@@ -247,8 +247,9 @@ def _judge_height(loss: StartLoss) -> list[Finding]:
             severity = "low"  # every label once: a table of all pairs of a contrastive loss, sharp by its temperature
         return [tell("sharp_logits", severity, evidence=evidence, height=height, classes=loss.classes,
                      excess=loss.excess)]  # fmt: skip
-    if not loss.classes and loss.blind > 0 and loss.part > PATIENCE * loss.blind:
-        return [tell("far_from_targets", evidence=evidence, height=height)]
+    if not loss.classes and loss.blind > 0 and loss.part > FAR * loss.blind:
+        severity = "medium" if loss.part > PATIENCE * loss.blind else "low"
+        return [tell("far_from_targets", severity, evidence=evidence, height=height)]
     return []
 
 
