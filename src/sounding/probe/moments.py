@@ -161,11 +161,8 @@ class Moments:
     def reduce(self) -> None:
         """Turn what was taken in into measures; over all calls held back at once."""
         self._digest_all()
+        self._decompose_waiting()
         groups: dict[tuple[int, torch.device], list[Digest]] = {}
-        waiting = [digest for digest in self.digests if digest.spectrum is not None and digest.spectrum.dim() == 3]
-        fetched = fetch([one.spectrum for one in waiting if one.spectrum is not None])
-        for digest, matrices in zip(waiting, fetched, strict=True):
-            digest.spectrum = self._eigenvalues(matrices, digest.summary.distinct.shape[1])
         for digest in self.digests:
             distinct = digest.summary.distinct
             groups.setdefault((distinct.shape[1], distinct.device), []).append(digest)
@@ -278,6 +275,20 @@ class Moments:
             return whole.clone()
         return self._eigenvalues(whole, n)
 
+    def _decompose_waiting(self) -> None:
+        """Find the eigenvalues of matrices that a GPU has left to the CPU, those of one size together: threads that
+        waited for each other behind every block took three times as long."""
+        waiting = [digest for digest in self.digests if digest.spectrum is not None and digest.spectrum.dim() == 3]
+        fetched = fetch([one.spectrum for one in waiting if one.spectrum is not None])
+        sizes: dict[tuple[int, int], list[tuple[Digest, Tensor]]] = {}
+        for digest, matrices in zip(waiting, fetched, strict=True):
+            sizes.setdefault((matrices.shape[1], digest.summary.distinct.shape[1]), []).append((digest, matrices))
+        for (_, samples), members in sizes.items():
+            found = self._eigenvalues(torch.cat([matrices for _, matrices in members]), samples)
+            parts = found.split([len(matrices) for _, matrices in members])
+            for (digest, _), part in zip(members, parts, strict=True):
+                digest.spectrum = part
+
     def _eigenvalues(self, matrices: Tensor, samples: int) -> Tensor:
         found = self.spectra.decompose(matrices).flip(-1).clamp(min=0) / samples
         return torch.nn.functional.pad(found, (0, samples - found.shape[1]))
@@ -314,14 +325,14 @@ def _find_scale(samples: Tensor, entry: Entry, dtype: torch.dtype) -> bool:
 def _multiply(samples: Tensor, entry: Entry, block: Block) -> Tensor | None:
     """Put the inner products of a large matrix into a block; gives the mean sample, None if entries are not finite.
 
-    On a GPU, where it would cost a pass of its own, gives the largest entries of non-negative samples instead, which
-    are zero in the same places.
+    On a GPU gives what is zero in the same places as the mean of non-negative samples, where they are counted.
     """
     out = block.slots[len(block.entries)]
     if samples.is_cuda and samples.dtype != torch.float64:
-        block.products.append((multiply(samples, out),))
+        broken, alive = multiply(samples, out, alive=entry.count_dead)
+        block.products.append((broken,))
         block.entries.append(entry)
-        return samples.amax(0) if entry.count_dead else None
+        return alive
     cross, squared_mean, mean = _inner_products(samples, out)
     size = out.trace().item() + squared_mean.item()
     low, high = SAFE[out.dtype]

@@ -3,7 +3,8 @@
 On a CPU samples are centred before they are multiplied, and matrices whose squares could leave the range of their type
 are found by their norm and scaled. A GPU would have to be asked for the norm, and each pass over the samples costs as
 much as their products. In float64 neither is needed: the squares of narrower types have room, and of a layer in which
-all samples are equal up to 1e-6 four digits of what differs are left.
+all samples are equal up to 1e-6 four digits of what differs are left. Large matrices take kernels of Triton where it is
+installed (`product_kernels`), which read the samples once.
 """
 
 from __future__ import annotations
@@ -13,16 +14,30 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sounding.probe.product_kernels import can_fuse, multiply_fused
+
 PIECE = 2**12  # features multiplied at a time in one batched product: more leaves most of a GPU idle
 MANY = 64  # samples from which one plain product keeps a GPU as busy
 SHARE = 128  # entries in float64 at a time take this part of a GPU's memory: in fewer slabs Python is in the way less
 
 
-def multiply(samples: Tensor, out: Tensor) -> Tensor:
-    """Put the inner products of the samples (n, d) into `out` (n, n); gives the number of entries that are not finite.
+def multiply(samples: Tensor, out: Tensor, *, alive: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Put the inner products of the samples (n, d) into `out` (n, n).
 
-    Where there are any, their products are not finite either.
+    Where entries are not finite, products are not finite either.
+
+    Returns:
+        The number of entries that are not finite; and, of samples that are not negative where `alive` asks for it, a
+        vector (d,) that is zero where all of them are.
     """
+    if can_fuse(samples):
+        programs = 2 * torch.cuda.get_device_properties(out.device).multi_processor_count
+        return multiply_fused(samples, out, programs=programs, averaging=alive)
+    return _multiply_wide(samples, out), samples.amax(0) if alive else None
+
+
+def _multiply_wide(samples: Tensor, out: Tensor) -> Tensor:
+    """Inner products of samples that are converted to float64; gives the number of entries that are not finite."""
     n, d = samples.shape
     entries = torch.cuda.get_device_properties(out.device).total_memory // (8 * SHARE) if out.is_cuda else d * n
     width = max(entries // n // PIECE, 1) * PIECE
