@@ -59,7 +59,7 @@ def test_numbers_are_those_of_a_check() -> None:
 
 def test_attention_that_collapses_is_told_once_and_goes_after_three_measured_steps() -> None:
     model = transformer()
-    with Monitor(model, every=1) as monitor:
+    with Monitor(model, every=1, inside="always") as monitor:
         step(model, monitor)
         with torch.no_grad():
             for layer in model[1].layers:
@@ -74,6 +74,28 @@ def test_attention_that_collapses_is_told_once_and_goes_after_three_measured_ste
     told = [(event.step, event.change) for event in monitor.findings if event.kind == "entropy_collapse"]
     assert told == [(1, "appeared"), (5, "gone")]
     assert "attention looks at few keys" in str(next(e for e in monitor.findings if e.kind == "entropy_collapse"))
+
+
+def test_one_of_ten_measured_steps_is_listened_to_and_what_it_found_stays() -> None:
+    model = transformer()
+    with torch.no_grad():
+        for layer in model[1].layers:
+            layer.self_attn.in_proj_weight.mul_(40.0)
+    listened = []
+    with Monitor(model, every=1) as monitor:
+        for number in range(14):
+            if number == 2:
+                with torch.no_grad():
+                    for layer in model[1].layers:
+                        layer.self_attn.in_proj_weight.div_(40.0)
+            step(model, monitor)
+            seen = between(monitor.profiles[number], f"step {number}")
+            assert any(measure == "headroom_bits" for _, measure in seen)
+            if any(measure == "attention_entropy" for _, measure in seen):
+                listened.append(number)
+    assert listened == [0, 10]
+    told = [(event.step, event.change) for event in monitor.findings if event.kind == "entropy_collapse"]
+    assert told == [(0, "appeared"), (12, "gone")]  # step 10 sees that it is gone, and news waits for three steps
 
 
 class Counting(nn.Module):

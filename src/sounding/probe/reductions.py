@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sounding.measures import of_gram, of_spectrum
+from sounding.measures import of_spectrum
 from sounding.measures.inputs import small_gram
 from sounding.probe.late import number_of
 
@@ -157,9 +157,12 @@ def reduce_spectrum(spectrum: Tensor, *, features: int, eps: float) -> dict[str,
 def token_ratio(tokens: Tensor) -> float:
     """The participation ratio across positions, mean over the samples of a (samples, positions, features) stack.
 
-    How many directions the positions of one sequence span; 1 when every position carries the same vector. Of sequences
-    longer than TOKENS, positions at equal distances are taken, at most that many.
+    How many directions the positions of one sequence span; 1 when every position carries the same vector, 0 for zeros.
+    Of sequences longer than TOKENS, positions at equal distances are taken, at most that many.
     """
     step = -(-tokens.shape[1] // TOKENS)
-    chosen = tokens[:, ::step]
-    return number_of(of_gram.ratio_of(small_gram(chosen.double())).mean())
+    chosen = tokens[:, ::step].double()
+    # (tr S)²/‖S‖² in few operations, which a GPU is told one by one
+    trace = torch.linalg.vector_norm(chosen, dim=(1, 2)).square_()
+    shares = torch.linalg.vector_norm(small_gram(chosen), dim=(1, 2)).div_(trace)
+    return number_of(shares.square_().reciprocal_().nan_to_num_(0.0).mean())

@@ -48,7 +48,8 @@ class Monitor:
         exclude: the same, for those to leave out.
         samples: at most this many samples of a batch enter the forward measures; 64 for "fast", 512 for "full".
         batch_axis: the axis of the inputs that holds the samples, as in `sounding.watch`.
-        inside: look between modules too, at attention, residual streams, gates, routers and the range of numbers.
+        inside: look between modules too, at attention, residual streams, gates, routers and the range of numbers: in
+            the first measured step and every tenth after it, since it takes as long as some steps; or "always".
         optimizer: whose steps are counted; without it, call `step()`.
         scaler: the torch.amp.GradScaler in use; its scale is divided out of gradients.
         sinks: where measured steps go besides memory: `JsonLines`, `TensorBoard`, `WeightsAndBiases`, or any object
@@ -82,7 +83,7 @@ class Monitor:
         exclude: Pick | Sequence[Pick] | None = None,
         samples: int | None = None,
         batch_axis: int | None = None,
-        inside: bool = True,
+        inside: bool | Literal["always"] = True,
         optimizer: torch.optim.Optimizer | None = None,
         scaler: Scaler | None = None,
         sinks: Sink | Sequence[Sink] = (),
@@ -99,6 +100,8 @@ class Monitor:
             raise UsageError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}", hint="step()")
         if scaler is not None and not hasattr(scaler, "get_scale"):
             raise UsageError(f"expected a torch.amp.GradScaler, got {type(scaler).__name__}")
+        if inside not in (True, False, "always"):
+            raise UsageError(f"expected inside to be True, False or 'always', got {inside!r}")
         given: list[Any] = [sinks] if isinstance(sinks, Sink) else list(sinks)
         for sink in given:
             if not isinstance(sink, Sink):

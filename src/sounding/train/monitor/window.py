@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +64,7 @@ class MonitorOptions:
     batch_axis: int | None
     scaler: Scaler | None
     reduced: bool  # whether several processes may average gradients, which `.grad` then holds at the end
-    inside: bool = True  # whether to look between modules
+    inside: bool | Literal["always"] = True  # whether to look between modules, in some measured steps or in all
     number: int = 0  # which of the monitors of a model that lies in several processes this is
 
 
@@ -76,7 +76,8 @@ class Vantage:
         self.known = survey_model(model, tier=options.tier, samples=options.samples, batch_axis=options.batch_axis)
         options.modules.mark_(self.known.specs)
         self.structure, self.moments = Structure(model), KeptMoments(options.tier)
-        self.between = Between(wanted=options.inside and self.known.shards is None)
+        wanted = bool(options.inside) and self.known.shards is None
+        self.between = Between(wanted=wanted, always=options.inside == "always")
         # whose bounds a module may set anew while it trains
         self.movable = [spec for spec in self.known.specs if isinstance(spec.module, nn.Hardtanh)]
 
