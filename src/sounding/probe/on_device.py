@@ -31,8 +31,7 @@ def multiply(samples: Tensor, out: Tensor, *, alive: bool = False) -> tuple[Tens
         vector (d,) that is zero where all of them are.
     """
     if can_fuse(samples):
-        programs = 2 * torch.cuda.get_device_properties(out.device).multi_processor_count
-        return multiply_fused(samples, out, programs=programs, averaging=alive)
+        return multiply_fused(samples, out, averaging=alive)
     return _multiply_wide(samples, out), samples.amax(0) if alive else None
 
 

@@ -29,8 +29,8 @@ MOST_SAMPLES = 128  # whose Gram matrix fits the registers of a program
 # error of the product.
 LEAST_COLUMNS = 2**15
 ROWS_BESIDE = 3  # behind a partial Gram matrix: squares of the samples, their products with the mean, single numbers
-# columns of a tile and warps of a program, by the rows of a tile
-TILES = {16: (128, 2), 32: (128, 4), 64: (64, 4), 128: (64, 8)}
+# Columns of a tile, warps of a program and programs for each multiprocessor, by the rows of a tile.
+TILES = {16: (128, 2, 8), 32: (128, 4, 4), 64: (64, 4, 4), 128: (64, 8, 2)}
 TOGETHER = 16  # partial sums that are loaded at a time
 
 
@@ -54,19 +54,18 @@ def _kernels_run(device: int, dtype: torch.dtype) -> bool:
     samples = torch.zeros(2, 1000, dtype=dtype, device=f"cuda:{device}")
     out = torch.empty(2, 2, dtype=torch.float64, device=samples.device)
     try:
-        multiply_fused(samples, out, programs=1, averaging=True)
+        multiply_fused(samples, out, averaging=True)
     except Exception:  # whatever it lacks, products in float64 serve as well, at more cost
         return False
     return True
 
 
-def multiply_fused(samples: Tensor, out: Tensor, *, programs: int, averaging: bool) -> tuple[Tensor, Tensor | None]:
+def multiply_fused(samples: Tensor, out: Tensor, *, averaging: bool) -> tuple[Tensor, Tensor | None]:
     """Put the inner products of the samples (n, d) into `out` (n, n), NaN where an entry is not finite.
 
     Args:
         samples: the matrix, with its columns beside each other in memory.
         out: a matrix of float64.
-        programs: how many programs the GPU has room for at once.
         averaging: whether the mean sample is wanted.
 
     Returns:
@@ -74,7 +73,8 @@ def multiply_fused(samples: Tensor, out: Tensor, *, programs: int, averaging: bo
     """
     n, d = samples.shape
     rows = max(triton.next_power_of_2(n), 16)  # a product of tiles has at least 16 rows
-    columns, warps = TILES[rows]
+    columns, warps, programs = TILES[rows]
+    programs *= torch.cuda.get_device_properties(samples.device).multi_processor_count
     share = columns * triton.cdiv(d, columns * programs)  # columns of a program
     parts = triton.cdiv(d, share)
     partial = torch.empty(parts, rows + ROWS_BESIDE, rows, dtype=torch.float32, device=samples.device)
