@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sounding
-from sounding.probe.on_device import count_broken, multiply
+from sounding.probe.on_device import multiply
 
 GOALS = {"fast": 1.5, "full": 2.0}
 EVERY = 100
@@ -209,20 +209,17 @@ def write_profiles(name: str, folder: Path) -> None:
 
 
 def measure_products() -> None:
-    """Print what the inner products of sample matrices cost, and float64 products of pieces of some lengths."""
-    for samples, features in ((64, 802816), (128, 802816), (128, 100352), (128, 25088), (64, 786432)):
+    """Print what the inner products of sample matrices cost, and what reading them or casting them would."""
+    for samples, features in ((8, 786432), (64, 802816), (128, 802816), (128, 100352), (128, 25088)):
         matrix = torch.randn(samples, features, device="cuda")
         wide = matrix.double()
-        out = torch.empty(samples, samples, dtype=torch.float64, device="cuda")
-        ways: dict[str, Callable[[], object]] = {"multiply": partial(multiply, matrix, out)}
-        ways |= {
+        out, broken = torch.zeros(samples, samples, dtype=torch.float64, device="cuda"), torch.zeros((), device="cuda")
+        ways: dict[str, Callable[[], object]] = {
+            "multiply": partial(multiply, matrix, out, broken),
+            "read": matrix.sum,
             "cast": matrix.double,
-            "count": partial(count_broken, matrix),
-            "whole": partial(torch.mm, wide, wide.mT),
+            "product in float64": partial(torch.mm, wide, wide.mT),
         }
-        for size in (512, 1024, 2048, 4096):
-            pieces = wide[:, : features // size * size].view(samples, -1, size).transpose(0, 1)
-            ways[f"by {size}"] = partial(lambda pieces: torch.bmm(pieces, pieces.mT).sum(0), pieces)
         told = ", ".join(f"{way} {took * 1e6:.0f}" for way, took in medians(ways, 9).items())
         print(f"products of {samples} × {features}, µs: {told}", flush=True)
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sounding.probe.on_device import centre_, count_broken_, fetch, multiply
+from sounding.probe.product_kernels import LEAST_COLUMNS
 from sounding.probe.reductions import (
     Summary,
     join,
@@ -76,6 +77,7 @@ class Block:
     gram: Tensor
     rows: Tensor | None
     slots: tuple[Tensor, ...]
+    broken: Tensor | None = None  # on a GPU, how many entries of each large matrix are not finite
     entries: list[Entry] = field(default_factory=list)
     products: list[tuple[Tensor, ...]] = field(default_factory=list)
 
@@ -192,7 +194,8 @@ class Moments:
         wide = self.tier == "full" or samples.dtype == torch.float64 or samples.is_cuda
         dtype = torch.float64 if wide else torch.float32
         entries = BLOCK.get(samples.device.type, BLOCK["cpu"])
-        key = (taken, d if 2 * taken * d <= entries else 0, dtype, samples.device)
+        whole = 2 * taken * d <= entries and not (samples.is_cuda and d >= LEAST_COLUMNS)
+        key = (taken, d if whole else 0, dtype, samples.device)
         block = self.blocks.get(key) or self._wider(key) or self._open(key, entries)
         held = block.rows is not None and block.rows.shape[2] == d and samples.dtype == dtype
         return block, taken, held and samples.is_cpu and type(samples) is Tensor
@@ -215,7 +218,7 @@ class Moments:
         if self.tier == "fast" and device.type == "cpu":
             limit *= 2  # float32 takes half the bytes, and fewer blocks take less time
         room = min(max(limit // max(n * n, n * d), 1), MOST)
-        gram = torch.empty(room, n, n, dtype=dtype, device=device)
+        gram = torch.zeros(room, n, n, dtype=dtype, device=device)
         rows = torch.empty(room, n, d, dtype=dtype, device=device) if d else None
         block = self.blocks[key] = Block(gram, rows, (gram if rows is None else rows).unbind(0))
         return block
@@ -236,14 +239,16 @@ class Moments:
         if block.rows is None:
             products, block.products = block.products, []
             broken = None
-            if gram.is_cuda and entries[0].dtype != torch.float64:
-                broken = torch.stack([one for (one,) in products])
+            if not products and block.broken is not None:  # those of a GPU, which are not centred yet
+                broken, block.broken = block.broken[: len(entries)], None
                 cross, squared_mean = centre_(gram)
             else:
                 cross = torch.stack([one.double() for one, _ in products])
                 squared_mean = torch.stack([one.double() for _, one in products])
             summary = summarize_gram(gram, cross, squared_mean)
-            return Digest(entries, summary, self._decompose(gram, summary), None, broken)
+            spectrum = self._decompose(gram, summary)
+            gram.zero_()  # a GPU adds to what is there
+            return Digest(entries, summary, spectrum, None, broken)
         rows = block.rows[: len(entries)]
         broken = None
         if rows.is_cuda and all(entry.dtype != torch.float64 for entry in entries):
@@ -329,8 +334,9 @@ def _multiply(samples: Tensor, entry: Entry, block: Block) -> Tensor | None:
     """
     out = block.slots[len(block.entries)]
     if samples.is_cuda and samples.dtype != torch.float64:
-        broken, alive = multiply(samples, out, alive=entry.count_dead)
-        block.products.append((broken,))
+        if block.broken is None:
+            block.broken = torch.zeros(len(block.slots), device=out.device)
+        alive = multiply(samples, out, block.broken[len(block.entries)], alive=entry.count_dead)
         block.entries.append(entry)
         return alive
     cross, squared_mean, mean = _inner_products(samples, out)

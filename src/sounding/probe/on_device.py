@@ -21,40 +21,31 @@ MANY = 64  # samples from which one plain product keeps a GPU as busy
 SHARE = 128  # entries in float64 at a time take this part of a GPU's memory: in fewer slabs Python is in the way less
 
 
-def multiply(samples: Tensor, out: Tensor, *, alive: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Put the inner products of the samples (n, d) into `out` (n, n).
+def multiply(samples: Tensor, out: Tensor, broken: Tensor, *, alive: bool = False) -> Tensor | None:
+    """Put the inner products of samples (n, d) into `out` (n, n), and the number of entries not finite into `broken`.
 
-    Where entries are not finite, products are not finite either.
-
-    Returns:
-        The number of entries that are not finite; and, of samples that are not negative where `alive` asks for it, a
-        vector (d,) that is zero where all of them are.
+    Both hold zeros before. Where entries are not finite, products are not finite either. With `alive`, for samples that
+    are not negative, a vector (d,) is returned that is zero where all of them are.
     """
     if can_fuse(samples):
-        return multiply_fused(samples, out, averaging=alive)
-    return _multiply_wide(samples, out), samples.amax(0) if alive else None
-
-
-def _multiply_wide(samples: Tensor, out: Tensor) -> Tensor:
-    """Inner products of samples that are converted to float64; gives the number of entries that are not finite."""
+        return multiply_fused(samples, out, broken, averaging=alive)
     n, d = samples.shape
     entries = torch.cuda.get_device_properties(out.device).total_memory // (8 * SHARE) if out.is_cuda else d * n
     width = max(entries // n // PIECE, 1) * PIECE
     if n >= MANY and d <= width:
         wide = samples.to(torch.float64, memory_format=torch.contiguous_format)
         torch.mm(wide, wide.mT, out=out)
-        return count_broken(samples)
-    out.zero_()
-    broken = torch.zeros((), device=out.device)
-    for slab in torch.split(samples, width, dim=1):
-        broken += count_broken(slab)
-        wide = slab.to(torch.float64, memory_format=torch.contiguous_format)
-        whole = wide.shape[1] // PIECE * PIECE
-        for start, stop, size in ((0, whole, PIECE), (whole, wide.shape[1], wide.shape[1] - whole)):
-            if stop > start:
-                pieces = wide[:, start:stop].view(n, -1, size).transpose(0, 1)
-                out += torch.bmm(pieces, pieces.mT).sum(0)
-    return broken
+        broken += count_broken(samples)
+    else:
+        for slab in torch.split(samples, width, dim=1):
+            broken += count_broken(slab)
+            wide = slab.to(torch.float64, memory_format=torch.contiguous_format)
+            whole = wide.shape[1] // PIECE * PIECE
+            for start, stop, size in ((0, whole, PIECE), (whole, wide.shape[1], wide.shape[1] - whole)):
+                if stop > start:
+                    pieces = wide[:, start:stop].view(n, -1, size).transpose(0, 1)
+                    out += torch.bmm(pieces, pieces.mT).sum(0)
+    return samples.amax(0) if alive else None
 
 
 def count_broken(samples: Tensor) -> Tensor:
