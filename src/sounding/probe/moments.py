@@ -316,7 +316,7 @@ class Moments:
             sizes.setdefault((matrices.shape[1], digest.summary.distinct.shape[1]), []).append((digest, matrices))
         for (_, samples), members in sizes.items():
             found = self._eigenvalues(torch.cat([matrices for _, matrices in members]), samples)
-            parts = found.split([len(matrices) for _, matrices in members])
+            parts = torch.split(found, [len(matrices) for _, matrices in members])
             for (digest, _), part in zip(members, parts, strict=True):
                 digest.spectrum = part
 
