@@ -96,8 +96,7 @@ def measure_relu_rate(values: Values, context: Context) -> Outcome:
         series.append(points_of(name, sizes, growth))
         series.append(Series(f"{name} (Theorem 8)", shown, [rate(size) for size in shown], role="theory"))
     limit = math.pi / (math.pi - 1)
-    series.append(level("π/(π − 1)", [min(sizes), max(sizes)], limit, "paper"))
-    return present(numbers, series)
+    return present(numbers, [*series, level("π/(π − 1)", [min(sizes), max(sizes)], limit, "paper")])
 
 
 def measure_series(values: Values, context: Context) -> Outcome:
@@ -126,8 +125,7 @@ def measure_series(values: Values, context: Context) -> Outcome:
     }
     # a logarithmic axis takes no 0
     series = [Series(name, sizes, np.array(rows) + 1e-300, role="theory") for name, rows in excess.items()][:8]
-    flattened = Series("tanh", scales, nearly, role="theory")
-    return present(numbers, series, (flattened,))
+    return present(numbers, series, [Series("tanh", scales, nearly, role="theory")])
 
 
 def series_coefficient(degree: int, size: int) -> float:

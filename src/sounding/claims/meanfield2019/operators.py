@@ -128,8 +128,7 @@ def measure_theorem_b63(values: Values, context: Context) -> Outcome:
             u, v, w = random.standard_normal(3)
             found = eigenvalues_on(_centred(_dos(u, v, w), size), centred_basis(size))
             off.append(deviation(found, _spaces(u, v, w, size)))
-    numbers = {"largest_deviation": exact(max(off), error=1e-10)}
-    return present(numbers)
+    return present({"largest_deviation": exact(max(off), error=1e-10)})
 
 
 def _pair(phi: Callable[[Array], Array], a: float, b: float, c: float) -> float:
@@ -168,8 +167,7 @@ def measure_theorem_b64(values: Values, context: Context) -> Outcome:
 
             found = eigenvalues_on(_centred(jacobian, size), centred_basis(size))
             off.append(deviation(found, _spaces(u, v, w, size)))
-    numbers = {"largest_deviation": exact(max(off), error=1e-7)}
-    return present(numbers)
+    return present({"largest_deviation": exact(max(off), error=1e-7)})
 
 
 def _homogeneous(case: Case, p: float, c: float) -> tuple[float, float, float]:
@@ -209,8 +207,7 @@ def measure_homogeneous(values: Values, context: Context) -> Outcome:
                     printed = [(whole, 1), (part * slope, size * (size - 3) // 2), (single, size - 1)]
                     eigen = eigenvalues_on(_centred(operator, size), centred_basis(size))
                 found[name].append(deviation(eigen, printed))
-    numbers = {f"largest_deviation_{name}": exact(max(found[name]), error=1e-8) for name in values["shown"]}
-    return present(numbers)
+    return present({f"largest_deviation_{name}": exact(max(found[name]), error=1e-8) for name in values["shown"]})
 
 
 def measure_theorem_b25(values: Values, context: Context) -> Outcome:
@@ -224,8 +221,7 @@ def measure_theorem_b25(values: Values, context: Context) -> Outcome:
             point = predicted(case).fixed_point
             pairs = zip(ends, (point.variance, point.variance * point.correlation), strict=True)
             off.append(max(abs(x - y) for x, y in pairs) / ends[0])
-    numbers = {"largest_deviation": exact(max(off), error=1e-8)}
-    return present(numbers)
+    return present({"largest_deviation": exact(max(off), error=1e-8)})
 
 
 def measure_order(values: Values, context: Context) -> Outcome:
@@ -243,8 +239,7 @@ def measure_order(values: Values, context: Context) -> Outcome:
                     gaps["L_minus_M_one_sided"] = gaps["L_minus_M"]
                 for name, gap in (gaps | {"G_minus_M": -gaps["M_minus_G"]}).items():
                     least[name] = min(least.get(name, math.inf), gap)
-    numbers = {f"least_{name}": exact(least[name], error=1e-12) for name in values["shown"]}
-    return present(numbers)
+    return present({f"least_{name}": exact(least[name], error=1e-12) for name in values["shown"]})
 
 
 def measure_proposition_b69(values: Values, context: Context) -> Outcome:
@@ -306,5 +301,4 @@ def measure_theorem_c11(values: Values, context: Context) -> Outcome:
         "largest_deviation_of_third_form": exact(max(third), error=1e-7),
         "largest_deviation_between_forms_of_c8": exact(max(parts), error=1e-9),
     }
-    shown = {name: numbers[name] for name in values["shown"]}
-    return present(shown)
+    return present({name: numbers[name] for name in values["shown"]})

@@ -141,8 +141,7 @@ def measure_lower_layers(values: Values, context: Context) -> Outcome:
         "lower_over_upper": mean_of(lower / upper),
     }
     layers = np.arange(1, depth + 1)
-    series = points_of("measured", layers[::3], [mean_of(column) for column in rows.T[::3]])
-    return present(numbers, (series,))
+    return present(numbers, [points_of("measured", layers[::3], [mean_of(column) for column in rows.T[::3]])])
 
 
 @share("other", "looks")

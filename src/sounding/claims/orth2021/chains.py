@@ -58,8 +58,7 @@ def measure_figure1(values: Values, context: Context) -> Outcome:
     )
     # E|u₁| of a uniform unit vector u in d dimensions
     chance = math.gamma(width / 2) / math.gamma((width + 1) / 2) / math.sqrt(math.pi)
-    drawn.append(level("independent directions (theory)", [0, values["depth"]], chance, "theory"))
-    return present(numbers, drawn)
+    return present(numbers, [*drawn, level("independent directions (theory)", [0, values["depth"]], chance, "theory")])
 
 
 def _mean_field(samples: int, spread: float, depth: int) -> Array:

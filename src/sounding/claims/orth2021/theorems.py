@@ -281,5 +281,4 @@ def measure_appendix_e(values: Values, context: Context) -> Outcome:
     x, y = np.array(before), np.array(after)
     numbers = {"share_with_smaller_gap": fraction_of(int(np.sum(y < x)), len(x))}
     line = [0.9 * min(x.min(), y.min()), 1.1 * max(x.max(), y.max())]
-    cases = Series("batches", x[:SHOWN], y[:SHOWN])
-    return present(numbers, scattered(cases, ("equal", line), "paper"))
+    return present(numbers, scattered(Series("batches", x[:SHOWN], y[:SHOWN]), ("equal", line), "paper"))

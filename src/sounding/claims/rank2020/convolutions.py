@@ -247,5 +247,4 @@ def measure_paths(values: Values, context: Context) -> Outcome:
         for kind, name in (("plain", "plain"), ("standard", "batch_norm"))
     }
     steps = [values["steps"] * part // PARTS for part in range(1, PARTS + 1)]
-    series = [points_over(kind, steps, np.array(rows)) for kind, rows in found.items()]
-    return present(numbers, series)
+    return present(numbers, [points_over(kind, steps, np.array(rows)) for kind, rows in found.items()])

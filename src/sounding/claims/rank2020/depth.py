@@ -51,9 +51,8 @@ def measure_fig2(values: Values, context: Context) -> Outcome:
         numbers[f"rank_{key}_batch_norm"] = over_runs(ranks[late:].mean(axis=0))
         series.append(points_over(label, layers, ranks.T))
     ends = [0, values["depth"]]
-    series.append(level("√d (the paper's floor)", ends, math.sqrt(values["width"]), "paper"))
-    series.append(level("1: collapse", ends, 1.0))
-    return present(numbers, series)
+    floor = level("√d (the paper's floor)", ends, math.sqrt(values["width"]), "paper")
+    return present(numbers, [*series, floor, level("1: collapse", ends, 1.0)])
 
 
 def measure_cor15(values: Values, context: Context) -> Outcome:
@@ -160,9 +159,8 @@ def measure_fig3a(values: Values, context: Context) -> Outcome:
             numbers[f"smallest_exponent_at_tolerance_{share}"] = lowest(exponents[measure])
             for place in (0, -1):
                 numbers[f"rank_at_width_{widths[place]}_tolerance_{share}"] = number_of(weakest[place][measure])
-    series.append(Series("√d (the paper's order)", widths, np.sqrt(widths), role="paper"))
-    series.append(Series("d (full rank)", widths, widths, role="bound"))
-    return present(numbers, series)
+    order = Series("√d (the paper's order)", widths, np.sqrt(widths), role="paper")
+    return present(numbers, [*series, order, Series("d (full rank)", widths, widths, role="bound")])
 
 
 def measure_fig3b(values: Values, context: Context) -> Outcome:
@@ -179,8 +177,7 @@ def measure_fig3b(values: Values, context: Context) -> Outcome:
     changes = [mean_of(change) for change in (logs[:, -1] - logs[:, 0]).T]
     numbers = {"change_of_largest": changes[0], "smallest_growth_of_others": lowest(changes[1:])}
     typical = np.sqrt(values["width"] * 10 ** logs.mean(axis=0))
-    series = [Series(f"σ{k}", layers, row) for k, row in enumerate(typical.T, start=1)]
-    return present(numbers, series)
+    return present(numbers, [Series(f"σ{k}", layers, row) for k, row in enumerate(typical.T, start=1)])
 
 
 ROUNDING = 1e-12  # of r − 1 in float64, where a collapse is complete and no two runs differ
@@ -264,8 +261,7 @@ def measure_prop19(values: Values, context: Context) -> Outcome:
         "alignment_at_largest_rank": highest(row[-1] for row in aligned.values()),
     }
     series = [points_of(loss, ranks, row) for loss, row in aligned.items()]
-    series.append(level("1: all collinear (proposition)", ranks, 1.0, "paper"))
-    return present(numbers, series)
+    return present(numbers, [*series, level("1: all collinear (proposition)", ranks, 1.0, "paper")])
 
 
 def _row_gradients(hidden: torch.Tensor, readout: torch.Tensor, labels: torch.Tensor, loss: str) -> torch.Tensor:

@@ -212,8 +212,7 @@ def measure_proposition8(values: Values, context: Context) -> Outcome:
             )
             change = [2 * d**2 - 2 * norm - 8 * cubes + 8 * rows for cubes, rows, norm in zip(*sides, strict=True)]
             off.append(max(abs(a - b) / max(abs(b), 1.0) for a, b in (*sides, change)))
-    numbers = {"largest_deviation": exact(max(off), error=1e-9)}
-    return present(numbers)
+    return present({"largest_deviation": exact(max(off), error=1e-9)})
 
 
 def measure_full_rank(values: Values, context: Context) -> Outcome:

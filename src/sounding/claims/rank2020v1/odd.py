@@ -151,9 +151,8 @@ def measure_fig4(values: Values, context: Context) -> Outcome:
         series.append(points_of("no skip connection" if math.isinf(gamma) else f"γ = {gamma:g}", widths, found))
     numbers["smallest_exponent"] = lowest(exponents)
     numbers["smallest_r"] = lowest(every)
-    series.append(Series("√d (linear networks' order)", widths, np.sqrt(widths), role="paper"))
-    series.append(level("2 (theorem 5)", widths, 2.0))
-    return present(numbers, series)
+    order = Series("√d (linear networks' order)", widths, np.sqrt(widths), role="paper")
+    return present(numbers, [*series, order, level("2 (theorem 5)", widths, 2.0)])
 
 
 def measure_table1(values: Values, context: Context) -> Outcome:
@@ -185,10 +184,9 @@ def measure_table1(values: Values, context: Context) -> Outcome:
         "largest_tanh_kept_small": highest(found["tanh, no norm, kept small"]),
     }
     series = [points_of(label, widths, row) for label, row in found.items()]
-    series.append(Series("√d, linear (the paper)", widths, np.sqrt(widths), role="paper"))
-    series.append(Series("d, tanh (the paper)", widths, widths, role="paper"))
-    series.append(level("1: collapse", widths, 1.0))
-    return present(numbers, series)
+    linear = Series("√d, linear (the paper)", widths, np.sqrt(widths), role="paper")
+    tanh = Series("d, tanh (the paper)", widths, widths, role="paper")
+    return present(numbers, [*series, linear, tanh, level("1: collapse", widths, 1.0)])
 
 
 def ratio_of_moments(state: torch.Tensor) -> torch.Tensor:
@@ -227,5 +225,4 @@ def measure_theorem5(values: Values, context: Context) -> Outcome:
         "smallest_r_of_all": exact(min(float(ratios.min()) for ratios in smallest)),
         "share_of_runs_raised_from_rank_one_in_two_layers": fraction_of(int(reached.sum()), reached.size),
     }
-    series.append(level(f"{NEAR_ONE}: next to rank one", [1, depth], NEAR_ONE))
-    return present(numbers, series)
+    return present(numbers, [*series, level(f"{NEAR_ONE}: next to rank one", [1, depth], NEAR_ONE)])

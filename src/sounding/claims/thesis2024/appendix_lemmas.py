@@ -57,8 +57,7 @@ def measure_lemmaC_8(values: Values, context: Context) -> Outcome:
             shares[name].append(largest / c)
     numbers = {f"largest_deviation_over_c_{name}": exact(max(part), error=1e-9) for name, part in shares.items()}
     series = [Series(name, values["levels"], part, role="theory") for name, part in shares.items()]
-    series.append(Series("1", values["levels"], [1.0] * len(values["levels"]), role="bound"))
-    return present(numbers, series)
+    return present(numbers, [*series, Series("1", values["levels"], [1.0] * len(values["levels"]), role="bound")])
 
 
 def measure_lemmaC_9(values: Values, context: Context) -> Outcome:
@@ -101,8 +100,7 @@ def measure_lemmaC_11(values: Values, context: Context) -> Outcome:
         "largest_gradient_of_cross_entropy": exact(max(norms["cross_entropy"])),
         "growth_of_mean_squared_with_logits": exact(norms["mean_squared"][-1] / norms["mean_squared"][0]),
     }
-    series = [Series(name.replace("_", " "), values["sizes"], part) for name, part in norms.items()]
-    return present(numbers, series)
+    return present(numbers, [Series(name.replace("_", " "), values["sizes"], part) for name, part in norms.items()])
 
 
 def measure_jacobian(values: Values, context: Context) -> Outcome:
@@ -188,5 +186,4 @@ def measure_lemmaC_14(values: Values, context: Context) -> Outcome:
             hit += (gap_of(state) > 1 / (16 * d)).double()
         mean = hit.reshape(values["inputs"], values["draws"]).mean(1)
         shares.append(mean / (512 * d**4 * first[:: values["draws"]].square()))
-    numbers = {"largest_stopping_time_over_bound": worst(torch.cat(shares))}
-    return present(numbers)
+    return present({"largest_stopping_time_over_bound": worst(torch.cat(shares))})

@@ -260,8 +260,7 @@ def measure_attractor(values: Values, context: Context) -> Outcome:
     }
     rho = np.linspace(-1, 1, 31)
     series = [Series(f"{one.name} (κ)", rho, one.kappa(rho), role="theory") for one in activations]
-    series.append(Series("ρ", [-1, 1], [-1, 1], role="bound"))
-    return present(numbers, series, cumulative(np.array(places)))
+    return present(numbers, [*series, Series("ρ", [-1, 1], [-1, 1], role="bound")], cumulative(np.array(places)))
 
 
 def cumulative(places: Array) -> tuple[Series]:
@@ -346,5 +345,4 @@ def measure_figure(values: Values, context: Context) -> Outcome:
         panels.append(Panel(series=series, title=title))
         curves.append(Series(f"{label} (κ)", rho, one.kappa(rho), role="theory"))
     numbers["chain_deviation"] = highest(deviations)
-    curves.append(Series("ρ", [-1, 1], [-1, 1], role="bound"))
-    return present(numbers, curves, *panels)
+    return present(numbers, [*curves, Series("ρ", [-1, 1], [-1, 1], role="bound")], *panels)

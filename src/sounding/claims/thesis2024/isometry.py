@@ -144,8 +144,7 @@ def measure_lemma_6_2(values: Values, context: Context) -> Outcome:
         return corollary_4_5(batch @ rotation)
 
     logs = compare(values, context, rotated)
-    numbers = {"smallest_ratio": least(logs), "median_ratio": middle(logs)}
-    return present(numbers, ranked(logs))
+    return present({"smallest_ratio": least(logs), "median_ratio": middle(logs)}, ranked(logs))
 
 
 def rotate_many(inputs: Array, *, draws: int, context: Context, offset: int, norm: bool = True) -> Array:
@@ -236,8 +235,7 @@ def measure_corollary_6_4(values: Values, context: Context) -> Outcome:
         x, *found = zip(*rows, strict=True)
         gaps += x
         drawn += [points_of(f"{name}, d = {width}", x, row) for name, row in zip(("BN(WX)", "WX"), found, strict=True)]
-    drawn.append(level("promised", [min(gaps), max(gaps)], 1.0))
-    return present(numbers, drawn)
+    return present(numbers, [*drawn, level("promised", [min(gaps), max(gaps)], 1.0)])
 
 
 RELEASED_CONSTANT = 0.015  # C of Theorem 6.1 in the program behind the figure, set by hand

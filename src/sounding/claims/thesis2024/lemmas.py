@@ -61,8 +61,7 @@ def measure_lemma5_6(values: Values, context: Context) -> Outcome:
         found = np.einsum("a,na,kab,b->nk", w, first, second, w)
         curves.append(float(np.abs(found - np.diag(rho ** np.arange(count))).max()))
     numbers = {"largest_deviation": exact(max(curves), error=1e-11)}
-    series = Series("by quadrature", values["correlations"], curves)
-    return present(numbers, [series], highest=count - 1)
+    return present(numbers, [Series("by quadrature", values["correlations"], curves)], highest=count - 1)
 
 
 def measure_corollary5_7(values: Values, context: Context) -> Outcome:
@@ -168,8 +167,7 @@ def measure_lemmaA_8(values: Values, context: Context) -> Outcome:
     rates = (logs[:, -1] - logs[:, half]) / (depth - 1 - half) / 2  # the gap falls with the square of σ₂/σ₁
     numbers = {"half_rate": mean_of(rates), "distance_at_the_end": mean_of(np.exp(logs[:, -1]))}
     layers = np.arange(1, depth + 1)
-    series = (points_of("measured", layers[::4], [mean_of(np.exp(c)) for c in logs.T[::4]]),)
-    return present(numbers, series)
+    return present(numbers, (points_of("measured", layers[::4], [mean_of(np.exp(c)) for c in logs.T[::4]]),))
 
 
 def measure_lemma3_3(values: Values, context: Context) -> Outcome:

@@ -203,8 +203,7 @@ def measure_scaling(values: Values, context: Context) -> Outcome:
             series.append(Series(f"{name} (Theorem 3.2, C = 1)", x, limits, role="bound"))
     power = -0.5 if over == "widths" else 1.0
     guide = values["guide"] * (x / x[0]) ** power  # the order of (3.9), which has no constant
-    series.append(Series(f"slope {power:g}, eq. (3.9)", x, guide, role="paper"))
-    return present(numbers, series)
+    return present(numbers, [*series, Series(f"slope {power:g}, eq. (3.9)", x, guide, role="paper")])
 
 
 def _spread(ratios: Array, errors: Array) -> Number:
