@@ -1,6 +1,6 @@
 """Check every network of the set with and without each fault, and count what is found.
 
-    python -m bench.promised.run [--set promised|fresh|later|eighth|ninth] [--seed N] [--only PATTERN]
+    python -m bench.promised.run [--set promised|fresh|later|eighth|ninth|tenth] [--seed N] [--only PATTERN]
 
 A finding counts if the sound network of the same seed has none of the same kind at the same place that is as severe. A
 fault is named if one of them is of an accepted kind, and placed if one of those names an accepted module too, something
@@ -57,11 +57,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="a regular expression for names of faults and of sound networks")
-    parser.add_argument("--set", choices=["promised", "fresh", "later", "eighth", "ninth"], default="promised")
+    parser.add_argument("--set", choices=["promised", "fresh", "later", "eighth", "ninth", "tenth"], default="promised")
     options = parser.parse_args()
     bodies, faults = (importlib.import_module(f"bench.{options.set}.{part}") for part in ("bodies", "faults"))
     read = json.loads((HERE / options.set / "expected.json").read_text("utf-8"))
     harm = json.loads((HERE / options.set / "harm.json").read_text("utf-8"))
+    if options.set == "tenth":  # it has its own words for kinds, and one form for a place and for several
+        kinds = json.loads((HERE / options.set / "kinds.json").read_text("utf-8"))
+        harm = {name: {"harmful": wanted["hurts"]} for name, wanted in read.items()}
+        read = {name: {"kinds": kinds[wanted["kind"]], "done": wanted["what"], "body": wanted["network"],
+                       "places": [wanted["where"]] if isinstance(wanted["where"], str) else wanted["where"]}
+                for name, wanted in read.items() if wanted["shows_at_start"]}  # fmt: skip
     expected = {name: wanted for name, wanted in read.get("faulty", read).items() if wanted.get("promised", True)}
     start = time.process_time()
     sound: dict[str, tuple[sounding.Finding, ...]] = {}
@@ -70,13 +76,13 @@ def main() -> None:
     of_body = {name: wanted.get("body") or getattr(faults.FAULTS[name], "body", name.partition("_")[0])
                for name, wanted in expected.items()}  # fmt: skip
     asked = {of_body[name] for name in expected if re.search(options.only, name)}
-    for name in bodies.BODIES:
+    for name in getattr(bodies, "BODIES", None) or bodies.names():
         if name in asked or re.search(options.only, name):
             sound[name] = look(*bodies.build(name, options.seed))
             print(f"{name} sound: {words(sound[name])}", flush=True)
             counts["twins"] += 1
             warned += [name] * any(each.severity != "low" for each in sound[name])
-    if options.set in ("eighth", "ninth"):  # sound networks that look unusual
+    if options.set in ("eighth", "ninth", "tenth"):  # sound networks that look unusual
         unusual = importlib.import_module(f"bench.{options.set}.sound")
         for name in unusual.SOUND:
             if re.search(options.only, name):
