@@ -1,4 +1,4 @@
-"""``python -m heldout.check``: build everything with three seeds, run forward and backward, twice the same numbers."""
+"""``python -m tenth.check``: build everything with three seeds, run forward and backward, twice the same numbers."""
 
 import json
 import math
@@ -39,7 +39,7 @@ def main():
         for name in names:
             for seed in (0, 1, 2):
                 one, two = first_loss(build, name, seed), first_loss(build, name, seed)
-                assert one == two or math.isnan(one) and math.isnan(two), (name, seed, one, two)
+                assert one == two or (math.isnan(one) and math.isnan(two)), (name, seed, one, two)
                 assert math.isfinite(one) or not must_be_finite, (name, seed, one)
     assert not [missing for name in FAULTS if (missing := places(name))]
     expected = json.loads((Path(__file__).parent / "expected.json").read_text())

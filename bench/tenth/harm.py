@@ -1,7 +1,7 @@
 """Train each fault and its sound twin for a short while and write down which faults hurt.
 
-``python -m heldout.harm``            everything, into harm.json and expected.json beside this file
-``python -m heldout.harm gpt_no_mask``  one or more faults anew, put into the files that are there
+``python -m tenth.harm``            everything, into harm.json and expected.json beside this file
+``python -m tenth.harm gpt_no_mask``  one or more faults anew, put into the files that are there
 
 Same seed, same batches, same number of steps.  Adam for all faults, SGD besides for the kinds where Adam hides a
 wrong scale.  The loss is taken on held-out data in eval mode, for faults in data or loss by the sound loss.  ``share``

@@ -40,7 +40,8 @@ def fault(network, kind, where, what, *, hurts=True, shows=True, note=""):
     places = (where,) if isinstance(where, str) else tuple(where)
 
     def keep(change):
-        assert change.__name__ not in FAULTS and network in NETWORKS, change.__name__
+        assert change.__name__ not in FAULTS, change.__name__
+        assert network in NETWORKS, change.__name__
         FAULTS[change.__name__] = Fault(network, kind, places, what, hurts, shows, note, change)
         return change
 

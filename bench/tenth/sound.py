@@ -1,6 +1,6 @@
 """Sound but unusual networks: whoever looks at them at the start must not call anything in them a fault.
 
-``build(name, seed)`` as in ``bodies``; ``python -m heldout.sound`` trains each, and the twelve plain networks too, with
+``build(name, seed)`` as in ``bodies``; ``python -m tenth.sound`` trains each, and the twelve plain networks too, with
 three seeds and writes sound.json.
 """
 

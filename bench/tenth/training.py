@@ -30,10 +30,7 @@ def train(model, draw, loss, *, seed, steps, lr, sgd=False, score=None, held_dra
     held_draw = held_draw or draw
     before = held_out(model, held_draw, score, seed)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    if sgd:
-        optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9)
-    else:
-        optimizer = torch.optim.Adam(parameters, lr=lr)
+    optimizer = torch.optim.SGD(parameters, lr=lr, momentum=0.9) if sgd else torch.optim.Adam(parameters, lr=lr)
     torch.manual_seed(seed)
     stream = torch.Generator().manual_seed(5000 + seed + 100 * shift)
     for _ in range(steps):
