@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,8 @@ def choose_batch(
     if data is not None and data.endswith(".npz"):
         return _choose_from_file(model, data, wanted, generator)
     given = data is not None and (shape is not None or data.startswith("tokens:"))
-    candidates = [(data or _data_for(shape), shape)] if given or shape else list(_propose(model, data))
+    candidates: list[tuple[str, tuple[int, ...] | None]]
+    candidates = [(data or _data_for(shape), shape)] if given or shape else [*_propose(model, data)]
     axis = guess_axis(unwrap(model))
     refused: list[str] = []
     loaded = load_dataset(data, progress=tell and telling_download(tell)) if data in CATALOGUE else None
@@ -172,45 +173,34 @@ def _data_for(shape: tuple[int, ...] | None) -> str:
     return "digits" if shape and (math.prod(shape) == 64 or (len(shape) == 3 and shape[0] in (1, 3))) else "gaussian"
 
 
-def _propose(model: nn.Module, data: str | None) -> Iterator[tuple[str, tuple[int, ...] | None]]:
+# What the first module of such a class says about the input of its network, the likelier first: where the samples come
+# from, "" for images where the shape is an image's, and the shape of one sample. A subclass stands before its base.
+PROPOSALS: dict[type[nn.Module], Callable[[Any], list[tuple[str, tuple[int, ...]]]]] = {
+    nn.LazyLinear: lambda layer: [("digits", (64,))],
+    nn.LazyConv2d: lambda layer: [("digits", (channels, 32, 32)) for channels in (3, 1)],
+    # a network that embeds one token for each sample, as recommenders do, takes no sequences
+    nn.Embedding: lambda table: [(f"tokens:{table.num_embeddings}", shape) for shape in ((SEQUENCE,), ())],
+    nn.Conv2d: lambda layer: [("", (layer.in_channels, side, side)) for side in IMAGE_SIDES],
+    nn.Conv1d: lambda layer: [("gaussian", (layer.in_channels, n)) for n in LINE_LENGTHS],
+    nn.Conv3d: lambda layer: [("gaussian", (layer.in_channels, n, n, n)) for n in CUBE_SIDES],
+    nn.RNNBase: lambda layer: [("gaussian", (SEQUENCE, layer.input_size))],
+    nn.MultiheadAttention: lambda layer: [("gaussian", (SEQUENCE, layer.embed_dim))],
+    nn.LayerNorm: lambda norm: [("gaussian", (*more, *norm.normalized_shape)) for more in ((), (SEQUENCE,))],
+    nn.BatchNorm2d: lambda norm: [("", (norm.num_features, side, side)) for side in IMAGE_SIDES],
+    nn.BatchNorm1d: lambda norm: [("", (norm.num_features,))],
+    nn.Linear: lambda layer: [("", (layer.in_features,)), ("gaussian", (SEQUENCE, layer.in_features))],
+}
+
+
+def _propose(model: nn.Module, data: str | None) -> list[tuple[str, tuple[int, ...]]]:
     """Candidates by the first module that says something about its input."""
     for module in model.modules():
-        match module:
-            case nn.LazyLinear():
-                yield data or "digits", (64,)
-            case nn.LazyConv2d():
-                yield from ((data or "digits", (channels, 32, 32)) for channels in (3, 1))
-            case nn.Embedding():
-                if data in (None, "tokens"):
-                    yield f"tokens:{module.num_embeddings}", (SEQUENCE,)
-                    # a network that embeds one token for each sample, as recommenders do, takes no sequences
-                    yield f"tokens:{module.num_embeddings}", ()
-            case nn.Conv2d():
-                shapes = [(module.in_channels, side, side) for side in IMAGE_SIDES]
-                yield from ((data or _data_for(shape), shape) for shape in shapes)
-            case nn.Conv1d():
-                yield from ((data or "gaussian", (module.in_channels, n)) for n in LINE_LENGTHS)
-            case nn.Conv3d():
-                yield from ((data or "gaussian", (module.in_channels, n, n, n)) for n in CUBE_SIDES)
-            case nn.RNNBase():
-                yield data or "gaussian", (SEQUENCE, module.input_size)
-            case nn.MultiheadAttention():
-                yield data or "gaussian", (SEQUENCE, module.embed_dim)
-            case nn.LayerNorm():
-                yield data or "gaussian", tuple(module.normalized_shape)
-                yield data or "gaussian", (SEQUENCE, *module.normalized_shape)
-            case nn.BatchNorm2d():
-                shapes = [(module.num_features, side, side) for side in IMAGE_SIDES]
-                yield from ((data or _data_for(shape), shape) for shape in shapes)
-            case nn.BatchNorm1d():
-                yield data or _data_for((module.num_features,)), (module.num_features,)
-            case nn.Linear():
-                yield data or _data_for((module.in_features,)), (module.in_features,)
-                yield data or "gaussian", (SEQUENCE, module.in_features)
-            case _:
-                continue
-        return
-    yield data or "digits", (64,)
+        for kind, propose in PROPOSALS.items():
+            if isinstance(module, kind):
+                if kind is nn.Embedding:  # which takes tokens alone
+                    return propose(module) if data in (None, "tokens") else []
+                return [(data or source or _data_for(shape), shape) for source, shape in propose(module)]
+    return [(data or "digits", (64,))]
 
 
 def _to_model(model: nn.Module, batch: Batch) -> Batch:

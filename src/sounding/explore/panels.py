@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +26,10 @@ KNOTS = 9  # angles between 0 and 90 degrees at which a map is computed: at more
 POINTS = 41  # of a map, from correlation 0 to 1
 STEPS = 12  # from layer to layer on a map: more are not told apart
 RUNS = 8  # of a simulation, so that its curve has an error
+GRADIENT = ("layer", "ln of the squared gradient")  # the axes of a picture
+NUMBERS: dict[str, dict[str, tuple[str, str]]] = tomllib.loads(
+    Path(__file__).with_name("numbers.toml").read_text("utf-8")
+)
 LARGEST = 400_000  # layers × samples × width of one run: what eight of them do in a tenth of a second
 
 
@@ -73,24 +80,23 @@ def predict_numbers(state: State) -> Panel:
     return {"batchnorm": _batchnorm, "plain": _plain, "layernorm": _layernorm}.get(state.network, _blocks)(state)
 
 
+def _numbers(state: State, found: Any) -> tuple[Number, ...]:
+    """The numbers of a prediction that the page shows, with their meaning."""
+    numbers = []
+    for name, (place, meaning) in NUMBERS[state.network].items():
+        value = operator.attrgetter(place)(found)
+        numbers.append(Number(name, value[-1] if isinstance(value, Sequence) else value, meaning))
+    return tuple(numbers)
+
+
 def _batchnorm(state: State) -> Panel:
     options = fields_of(state, "batch_size eps scale shift weight_std")
     found = predict.batchnorm(state.phi, **options)
-    notes = () if found.fixed_point.attracting else ("The fixed point does not attract: networks move away from it.",)
-    return Panel(
-        _python(f"sounding.predict.batchnorm({state.activation_code}", **options),
-        (
-            Number("gradient growth", found.gradient_growth, "the factor of the squared gradient per layer, backwards"),
-            Number(
-                "depth that trains", found.trainable_depth, "layers until the squared gradient grows 9 million times"
-            ),
-            Number("correlation", found.fixed_point.correlation, "cosine of two samples of a batch deep inside"),
-            Number("variance", found.fixed_point.variance, "mean square of the activations deep inside"),
-        ),
-        _gradient_line(state, found.gradient_growth),
-        ("layer", "ln of the squared gradient"),
-        notes + _warn(state.depth, found.trainable_depth, "layers"),
-    )
+    python = _python(f"sounding.predict.batchnorm({state.activation_code}", **options)
+    notes = _warn(state.depth, found.trainable_depth, "layers")
+    if not found.fixed_point.attracting:
+        notes = ("The fixed point does not attract: networks move away from it.", *notes)
+    return Panel(python, _numbers(state, found), _gradient_line(state, found.gradient_growth), GRADIENT, notes)
 
 
 def _warn(depth: int, most: float, what: str) -> tuple[str, ...]:
@@ -100,53 +106,24 @@ def _warn(depth: int, most: float, what: str) -> tuple[str, ...]:
 def _plain(state: State) -> Panel:
     options = fields_of(state, "weight_std bias_std")
     found = predict.vanilla(state.phi, **options)
-    return Panel(
-        _python(f"sounding.predict.vanilla({state.activation_code}", **options),
-        (
-            Number("χ₁", found.chi_1, "the factor of the squared gradient per layer; 1 is the edge of chaos"),
-            Number("variance", found.variance, "mean square of the pre-activations deep inside"),
-            Number("correlation", found.correlation, "cosine of two samples deep inside"),
-            Number("correlation depth", found.correlation_scale, "layers in which a difference shrinks or grows by e"),
-        ),
-        _gradient_line(state, found.chi_1),
-        ("layer", "ln of the squared gradient"),
-        tuple(filter(None, (f"The network is {found.phase}.", found.note))),
-    )
+    python = _python(f"sounding.predict.vanilla({state.activation_code}", **options)
+    notes = tuple(filter(None, (f"The network is {found.phase}.", found.note)))
+    return Panel(python, _numbers(state, found), _gradient_line(state, found.chi_1), GRADIENT, notes)
 
 
 def _layernorm(state: State) -> Panel:
     found = predict.kernel(state.phi, "pre-ln")
-    return Panel(
-        _python(f"sounding.predict.kernel({state.activation_code}, 'pre-ln'"),
-        (
-            Number("correlation", found.fixed_point, "cosine of two samples deep inside"),
-            Number("slope there", found.slope_fixed_point, "factor of a small difference per layer; below 1 it fades"),
-            Number("slope at 1", found.slope_one, "above 1, equal samples move apart"),
-        ),
-        notes=() if found.attracting else ("The fixed point does not attract.",),
-    )
+    python = _python(f"sounding.predict.kernel({state.activation_code}, 'pre-ln'")
+    notes = () if found.attracting else ("The fixed point does not attract.",)
+    return Panel(python, _numbers(state, found), notes=notes)
 
 
 def _blocks(state: State) -> Panel:
     found, more = predicted_blocks(state).go_on()
-    numbers = [
-        Number("stream growth", found.stream_growth, "mean square of the stream at the end over that at the start"),
-        Number("gradient ratio", found.gradient_ratio, "squared gradient at the first block over that at the last"),
-        Number(
-            "depth that trains", found.trainable_depth, "blocks until gradients or differences change 9 million times"
-        ),
-    ]
-    if state.network == "transformer":
-        numbers.append(Number("entropy", found.entropy[-1], "of the last attention's rows; 1 is uniform"))
-    layers = list(range(len(found.gradient_log)))
-    return Panel(
-        _block_python(state),
-        tuple(numbers),
-        (Curve("theory", layers, found.gradient_log),),
-        ("block", "ln of the squared gradient"),
-        (_follows(found, state) if more else ()) + _warn(state.depth, found.trainable_depth, "blocks"),
-        more=more,
-    )
+    curve = Curve("theory", list(range(len(found.gradient_log))), found.gradient_log)
+    notes = (_follows(found, state) if more else ()) + _warn(state.depth, found.trainable_depth, "blocks")
+    axes = ("block", "ln of the squared gradient")
+    return Panel(_block_python(state), _numbers(state, found), (curve,), axes, notes, more=more)
 
 
 def _block_python(state: State) -> str:
