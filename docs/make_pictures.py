@@ -145,9 +145,11 @@ def prescribe() -> Figure:
             found = theory.batchnorm("relu", batch_size=64, eps=float(e), shift=float(shift), tolerance=1e-8)
             if not found.collapsed:
                 depth[i, j] = np.log10(min(found.trainable_depth, 1e5))
-    axes = plot.plot_map(
-        shifts, eps, depth, xlabel="shift β", ylabel="eps", label="log₁₀ of the trainable depth", level=3.0
-    )
+    axes = plot.new_axes(height=4.2)
+    mesh = axes.pcolormesh(shifts, eps, depth, shading="nearest", cmap="viridis", rasterized=True)
+    axes.figure.colorbar(mesh, ax=axes, label="log₁₀ of the trainable depth")
+    axes.contour(shifts, eps, depth, levels=[3.0], colors="white", linewidths=1.2)
+    axes.set(xlabel="shift β", ylabel="eps")
     return axes.figure
 
 

@@ -50,13 +50,6 @@ def test_bars_keep_their_order_and_survive_infinity() -> None:
     assert axes.yaxis_inverted()
 
 
-def test_a_map_refuses_the_wrong_shape_and_draws_a_level() -> None:
-    with pytest.raises(UsageError, match="shape"):
-        plot.plot_map([1, 2, 3], [1, 2], np.zeros((3, 2)), xlabel="x", ylabel="y", label="z")
-    axes = plot.plot_map([1, 2, 3], [1, 2], np.arange(6).reshape(2, 3), xlabel="x", ylabel="y", label="z", level=2.5)
-    assert axes.get_xlabel() == "x"
-
-
 def test_the_same_figure_gives_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a.svg", "b.svg"):
         plot.save(plot.plot_profile(PROFILE, "mean_cosine").figure, tmp_path / name)

@@ -7,7 +7,7 @@ left behind. Without `axes` each function makes a figure of its own, `axes.figur
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -91,30 +91,6 @@ def plot_bars(
     if log:
         axes.set_xscale("log")
     return _name(axes, title, xlabel=xlabel)
-
-
-def plot_map(
-    x: Sequence[float] | np.ndarray,
-    y: Sequence[float] | np.ndarray,
-    values: ArrayLike,
-    *,
-    xlabel: str,
-    ylabel: str,
-    label: str,
-    title: str = "",
-    level: float | None = None,
-    axes: Axes | None = None,
-) -> Axes:
-    """A quantity over a grid, `values[i, j]` at (x[j], y[i]); `level` is drawn as a contour."""
-    axes = axes or new_axes(height=4.2)
-    grid = np.asarray(values, dtype=np.float64)
-    if grid.shape != (len(y), len(x)):
-        raise UsageError(f"expected values of the shape {(len(y), len(x))}, got {grid.shape}")
-    mesh = axes.pcolormesh(x, y, grid, shading="nearest", cmap="viridis", rasterized=True)
-    axes.figure.colorbar(mesh, ax=axes, label=label)
-    if level is not None and np.nanmin(grid) < level < np.nanmax(grid):
-        axes.contour(x, y, grid, levels=[level], colors="white", linewidths=1.2)
-    return _name(axes, title, xlabel=xlabel, ylabel=ylabel)
 
 
 def save(figure: Figure | Any, path: str | Path) -> None:

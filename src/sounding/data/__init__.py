@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from sounding.lazy import lazily
 
 _HELD = {
-    "augment": ["Augmentation", "augment_images"],
     "batch": ["Batch"],
     "catalogue": ["find_entry"],
-    "dataset": ["Dataset", "batches", "normalize"],
+    "dataset": ["Augmentation", "Dataset", "augment_images", "batches", "normalize"],
     "load": ["dataset_names", "known_shape", "load_dataset"],
     "sources": ["DEFAULT_BATCH_SIZE", "load_batch", "names"],
     "store": ["data_folder", "fetch_entry"],
@@ -27,10 +26,9 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from sounding.data.augment import Augmentation, augment_images
     from sounding.data.batch import Batch
     from sounding.data.catalogue import find_entry
-    from sounding.data.dataset import Dataset, batches, normalize
+    from sounding.data.dataset import Augmentation, Dataset, augment_images, batches, normalize
     from sounding.data.load import dataset_names, known_shape, load_dataset
     from sounding.data.sources import DEFAULT_BATCH_SIZE, load_batch, names
     from sounding.data.store import data_folder, fetch_entry

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from sounding.models.alexnet import AlexNet
+from sounding.models.convolutional import AlexNet, ResNet50, Vgg19
 from sounding.models.mlp import Mlp
 from sounding.models.norms import NormOptions, UncentredBatchNorm
 from sounding.models.registry import build, build_from_spec, is_spec, names
-from sounding.models.resnet import ResNet50
 from sounding.models.transformer import Transformer
-from sounding.models.vgg import Vgg19
 
 __all__ = [
     "AlexNet", "Mlp", "NormOptions", "ResNet50", "Transformer", "UncentredBatchNorm", "Vgg19", "build",

@@ -15,12 +15,10 @@ import torch
 from torch import nn
 
 from sounding.errors import UsageError, require_known
-from sounding.models.alexnet import AlexNet
+from sounding.models.convolutional import AlexNet, ResNet50, Vgg19
 from sounding.models.mlp import Mlp
 from sounding.models.norms import NormOptions
-from sounding.models.resnet import ResNet50
 from sounding.models.transformer import Transformer
-from sounding.models.vgg import Vgg19
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from sounding.data.augment import Augmentation
+from sounding.data.dataset import Augmentation
 from sounding.errors import UsageError, require_known, require_whole
 
 Optimizer = Literal["sgd", "momentum", "adam", "rmsprop"]
@@ -94,13 +94,11 @@ class Recipe:
         for name in ("batch_size", "epochs", "steps", "evaluation_batch"):
             if getattr(self, name) is not None:
                 require_whole(name, getattr(self, name))
-        _require_number("momentum", self.momentum, below=1.0)
-        _require_number("smoothing", self.smoothing, below=1.0)
-        _require_number("weight_decay", self.weight_decay)
-        _require_number("eps", self.eps)
         object.__setattr__(self, "betas", tuple(self.betas))  # from a list of JSON
         if len(self.betas) != 2:
             raise UsageError(f"expected two betas, got {self.betas!r}")
+        for name, below in (("momentum", 1.0), ("smoothing", 1.0), ("weight_decay", math.inf), ("eps", math.inf)):
+            _require_number(name, getattr(self, name), below=below)
         for beta in self.betas:
             _require_number("betas", beta, below=1.0)
         if self.clipping is not None and not (_is_number(self.clipping) and self.clipping > 0):

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sounding.data.augment import augment_images
-from sounding.data.dataset import Dataset, normalize
+from sounding.data.dataset import Dataset, augment_images, normalize
 from sounding.errors import UsageError
 from sounding.train.recipe import Recipe
 

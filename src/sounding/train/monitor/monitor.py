@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,13 +16,14 @@ from sounding.errors import UsageError, clean
 from sounding.probe.environment import describe_environment
 from sounding.probe.meeting import count_meetings
 from sounding.probe.pipeline import pipelining
+from sounding.probe.reading import Reading
 from sounding.probe.records import Report, Unmeasured
 from sounding.probe.thresholds import THRESHOLDS, Thresholds
 from sounding.probe.verdict import conclude, judge_reading
-from sounding.profile import Profile
+from sounding.profile import Profile, Row
 from sounding.train.monitor.changes import Changes, Event, Limits
 from sounding.train.monitor.selection import Modules, Pick, Schedule, as_picks, as_schedule, choose_measures
-from sounding.train.monitor.sinks import Measured, Memory, Sink
+from sounding.train.monitor.sinks import Memory, Sink, Snapshot
 from sounding.train.monitor.wall import Wall, log, walled
 from sounding.train.monitor.window import MonitorOptions, Scaler, Vantage, Window
 
@@ -282,7 +284,7 @@ class Monitor:
         if held != list(verdict.findings):
             verdict = conclude(reading, held)
         events = self._changes.since(window.step, verdict.findings, reading, rows=rows)
-        snapshot = Measured(window.step, reading, verdict, events, rows=rows, chosen=self._measures)
+        snapshot = Snapshot(window.step, partial(_make_profile, reading, rows, self._measures), verdict, events)
         self._memory.write(snapshot)
         self._events.extend(events)
         self._tell_sinks("write", snapshot)
@@ -300,6 +302,12 @@ class Monitor:
     def _hand_over(self, sink: Sink, method: str, *arguments: Any) -> bool:
         getattr(sink, method)(*arguments)
         return True
+
+
+def _make_profile(reading: Reading, rows: tuple[Row, ...], chosen: Container[str] | None) -> Profile:
+    """The chosen measures of a step, None for all: those at modules, and `rows`, those between them."""
+    made: Profile = reading.profile(chosen)
+    return replace(made, rows=made.rows + tuple(row for row in rows if chosen is None or row.measure in chosen))
 
 
 def _is_first_process() -> bool:

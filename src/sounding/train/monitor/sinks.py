@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from sounding.encoding import fields_of
 from sounding.errors import UsageError, require_whole
-from sounding.probe.reading import NETWORK, Reading
+from sounding.probe.reading import NETWORK
 from sounding.probe.records import Verdict
-from sounding.profile import Profile, Row
+from sounding.profile import Profile
 from sounding.train.monitor.changes import Event
 
 # What a tracker plots of every weight layer: size, directions, gradients and the optimizer's step. All measures of all
@@ -25,14 +24,25 @@ TRACKED = ("mean_square", "participation_ratio", "gradient_log_norm", "update_ra
 SCHEMA = "sounding.monitor/1"
 
 
-@dataclass(frozen=True)
 class Snapshot:
-    """One measured step: its number, the profile, the verdict, and what is new since the last one."""
+    """One measured step: its number, the profile, the verdict, and what is new since the last one.
 
-    step: int
-    profile: Profile
-    verdict: Verdict
-    events: tuple[Event, ...] = ()
+    The profile may be given by a function, which is called when it is first asked for: most steps are looked at by
+    nobody.
+    """
+
+    def __init__(
+        self, step: int, profile: Profile | Callable[[], Profile], verdict: Verdict, events: tuple[Event, ...] = ()
+    ) -> None:
+        self.step, self.verdict, self.events = step, verdict, events
+        self._profile = profile
+
+    @property
+    def profile(self) -> Profile:
+        """What was measured, over depth."""
+        if not isinstance(self._profile, Profile):
+            self._profile = self._profile()  # what the function holds is let go
+        return self._profile
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -52,33 +62,6 @@ class Snapshot:
             elif measures is None or (row.measure in measures and (layers is None or row.layer in layers)):
                 found[f"{row.measure}/{row.layer:04d}.{row.name}"] = row.value
         return found
-
-
-class Measured(Snapshot):
-    """A snapshot that makes its profile when it is first asked for: most steps are looked at by nobody.
-
-    The profile holds the `chosen` measures, None for all, of the reading and of `rows`, what was seen between modules.
-    """
-
-    def __init__(
-        self,
-        step: int,
-        reading: Reading,
-        verdict: Verdict,
-        events: tuple[Event, ...],
-        *,
-        rows: tuple[Row, ...] = (),
-        chosen: Container[str] | None,
-    ) -> None:
-        # past the frozen setter of the dataclass
-        vars(self).update(step=step, verdict=verdict, events=events, _made_of=(reading, rows, chosen))
-
-    @cached_property
-    def profile(self) -> Profile:
-        reading, rows, chosen = vars(self).pop("_made_of")  # the reading is let go once the profile is made
-        made: Profile = reading.profile(chosen)
-        kept = tuple(row for row in rows if chosen is None or row.measure in chosen)
-        return replace(made, rows=made.rows + kept)
 
 
 @runtime_checkable
