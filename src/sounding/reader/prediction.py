@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from sounding.reader.followed import plan_of, thinned
 from sounding.reader.module import Blueprint
+from sounding.reader.scatter import FLOORS, NEXT_ORDER, ROUNDING, Grams, cosines, of_positions, of_samples
 from sounding.theory.signal import Description, Given, Points, Propagation, Signal, propagate
 from sounding.theory.signal.description import Array, Attention
 from sounding.theory.signal.measures import participation, spread_of_spectrum
@@ -22,18 +24,13 @@ from sounding.theory.signal.spread import Spread, spread
 MOST_PRODUCTS = 2**28  # of gradients of all samples: a fifth of a second; outputs at more positions have pairs enough
 MOST_TOGETHER = 2**31  # of products of gradients, pair by pair of points: a fifth of a second
 TRIALS = 256  # sets of samples among which the one most like the whole batch is followed
+TOGETHER = 2**16  # entries of the Gram matrices whose measures are taken at once: they stay in the cache of a core
 MOST_SPECTRUM = 32  # samples whose spectra are drawn: their time grows as the cube, and has to stay below that of rules
-# What theory itself may be off by beyond the scatter over seeds, as a share of the noise's own first order: terms of
-# the next order in 1/width. Chosen on MLPs, a convolutional network and transformers of width 64 to 256.
-NEXT_ORDER = 0.5
 # measured on one core: 12 blocks of a transformer over 1024 points 9 s, 20 layers over 100 points 0.2 s
 NODE_SECONDS, PAIR_SECONDS = 4e-3, 5e-8
-ROUNDING = 2e-4  # of float32 passes
 # The first order leaves out what heads of attention, positions and batch norm add: on the networks of `bench/bands.py`,
 # seeds 0 to 11, sizes and gradients scatter up to 1.2 and correlations between samples up to 1.7 times as far.
 WIDER, WIDER_SHAPE = 1.5, 1.8
-# Terms of order 1/width that are not followed at all, per direction: the lengths of samples scatter too.
-FLOORS = {"mean_cosine": 0.3, "distinct_share": 0.3, "participation_ratio": 0.3, "orthogonality_gap": 0.1}
 # The smallest eigenvalues, which no other measure sees, scatter half as far again: chosen on the networks CHOSEN of
 # `bench/architecture_networks.py`, seeds 0 and 1, judged on HELD_OUT.
 WIDENED = {
@@ -72,7 +69,7 @@ def predict(blueprint: Blueprint, *, generator: np.random.Generator | None = Non
     with np.errstate(all="ignore"):  # a dead layer has cosines of 0/0, which end as rows that are left out
         found = propagate(description, given=given, gradients=gradients, generator=generator, samples=whole)
         scatter = spread(description, found)
-    rows = tuple(_rows(blueprint, description, found, scatter, whole=whole))
+        rows = tuple(_rows(blueprint, description, found, scatter, whole=whole))
     notes = [*description.notes]
     if samples < whole:
         notes.append(f"theory follows {samples} of {whole} samples, those that are most like all of them at the input")
@@ -213,26 +210,13 @@ def _rows(
     blueprint: Blueprint, description: Description, found: Propagation, scatter: Spread, *, whole: int
 ) -> Iterator[Expected]:
     """The rows of a profile that theory predicts."""
-    samples = max(node.points.samples for node in description.nodes)
     names = {index: [node.name] for index, node in enumerate(description.nodes) if node.name}
     for name, index in blueprint.aliases.items():
         names.setdefault(index, []).append(name)
+    names = {at: called for at, called in names.items() if not isinstance(description.nodes[at].rule, Given)}
+    forward = _forward(description, found, scatter, list(names), whole=whole)
     for index, called in names.items():
-        node = description.nodes[index]
-        if isinstance(node.rule, Given):
-            continue
-        signal, gradient = found.forward[index], found.backward[index]
-        expected: dict[str, tuple[float, float]] = {}
-        if signal is not None:
-            expected |= _measures(
-                signal,
-                scatter.size[index],
-                scatter.directions[index],
-                node.features,
-                complete=samples == whole,
-                lengths=min(scatter.lengths[index], math.log(samples)),  # a sample is no longer than all together
-            )
-            expected |= _tokens(signal, scatter.tokens[index], whole=whole)
+        node, gradient, expected = description.nodes[index], found.backward[index], forward.get(index, {})
         given = index in blueprint.gradients and index not in description.outputs  # measured, if a rule lost it
         if gradient is not None and gradient.total > 0 and not given:
             expected["gradient_log_norm"] = _log_norm(gradient.total, scatter.gradient[index])
@@ -251,86 +235,38 @@ def _log_norm(square: float, scatter: float) -> tuple[float, float]:
     return 0.5 * math.log(square) - scatter**2 / 4, 0.5 * math.hypot(scatter, NEXT_ORDER * scatter**2, ROUNDING)
 
 
-def _measures(
-    signal: Signal, size: float, directions: float, features: int, *, complete: bool, lengths: float
-) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation over seeds of the forward measures of a network with this many directions.
+def _forward(
+    description: Description, found: Propagation, scatter: Spread, indices: Sequence[int], *, whole: int
+) -> dict[int, dict[str, tuple[float, float]]]:
+    """Mean and standard deviation over seeds of every forward measure at these nodes.
 
-    The measured Gram matrix is G + E, where E is what a mean over `directions` Gaussian features scatters around G. To
-    first order a measure moves by Σ M_ab E_ab, with variance 2 tr(M G M G) / directions; the ratio (Σ G_aa)² / Σ G_ab²
-    that ranks are made of is that of the means, to which E adds 2 Σ G_ab² and Σ G_ab² + (Σ G_aa)², over directions.
-    What all features share (the mean of rectified values) scatters only with the rest. Lengths whose squares scatter by
-    the variance v of their logarithm add e^v − 1 to the squares of the diagonal and take e^(−v/4) off the others.
+    Measures of samples are taken of several nodes at once; those that compare a sample with the rest of the batch need
+    all of its `whole` samples.
     """
-    gram, common = signal.sample_gram, _common(signal)
-    samples, trace = len(gram), float(np.trace(gram))
-    if not (math.isfinite(trace) and trace > 0):
-        return {}
-    square, relative = trace / samples, math.hypot(size, NEXT_ORDER * size**2, ROUNDING)
-    found = {"mean_square": (square, square * relative)}
-    if samples < 2:
-        return found
-    loose = gram - common
-    level = np.sqrt(np.maximum(np.diag(common), 0.0))
-
-    def scatter(own: Array, level: float, turn: float, matrix: Array, shared: Array) -> float:
-        return _scatter(gram, own, level, turn, matrix, shared) / math.sqrt(directions)
-
-    def expected(measure: str, mean: float, exact: float, sd: float) -> None:
-        # what the finite width adds to a mean is known to its first order only
-        unsure = NEXT_ORDER / 2 * abs(mean - exact)
-        found[measure] = mean, math.hypot(sd, unsure, FLOORS[measure] / directions, ROUNDING * abs(mean))
-
-    squared = np.diag(gram)
-    inverse = 1 / np.sqrt(np.maximum(squared, 1e-12 * square))
-    scales = np.outer(inverse, inverse)
-    cosines = np.clip(gram * scales, -1.0, 1.0).sum(axis=1)
-    each = 1 / (samples * (samples - 1))
-    average = (float(cosines.sum()) - samples) * each
-    # the influence of a pair is 1/(n (n − 1)), and of a sample's length what its cosines lose by it
-    sd = scatter(-each * (1 + cosines - squared * inverse**2), each, 0.0, loose * scales, level * inverse)
-    expected("mean_cosine", average, average, sd)
-    if not complete:
-        return found
-    squares, moved = (float(np.einsum("ij,ij->", one, one)) for one in (gram, loose))
-    own = float(squared @ squared) * math.expm1(lengths)
-    scattered = squares + own + (moved + float(np.trace(loose)) ** 2) / directions
-    ratio = (trace**2 + 2 * moved / directions) / scattered
-    even = np.ones(samples)
-    sd = scatter(2 / trace * even, 0.0, -2 / squares, loose, level)
-    expected("participation_ratio", ratio, trace**2 / squares, ratio * sd)
-    gap = math.sqrt(max(1 / ratio - 1 / samples, 0.0))
-    exact = math.sqrt(max(squares / trace**2 - 1 / samples, 0.0))
-    expected("orthogonality_gap", gap, exact, sd / (2 * ratio * gap) if gap > 0 else 1 / samples)
-    whole = float(gram.sum())
-    exact = 1 - whole / (samples * trace)
-    share = 1 - (trace + (whole - trace) * math.exp(-lengths / 4)) / (samples * trace)
-    sd = scatter(whole / (samples * trace**2) * even, -1 / (samples * trace), 0.0, loose, level)
-    expected("distinct_share", share, exact, sd)
-    if samples <= MOST_SPECTRUM and directions >= 1:
-        whole_features = features * signal.points.positions
-        drawn = spread_of_spectrum(gram, common, width=directions, features=whole_features)
-        for measure, (mean, sd) in drawn.items():
-            found[measure] = mean, math.hypot(sd, NEXT_ORDER / 2 * sd, ROUNDING * abs(mean))
-    return found
-
-
-def _scatter(gram: Array, own: Array, level: float, turn: float, matrix: Array, shared: Array) -> float:
-    """The standard deviation of Σ M_ab E_ab for M = diag(own) + level 1 1ᵀ + turn G and one direction.
-
-    Of products of matrices with vectors einsum is the faster one: the threads that BLAS wakes for them take longer.
-    """
-    bent = own * shared + level * shared.sum()
-    if turn:
-        influence = turn * gram + level
-        influence.flat[:: len(own) + 1] += own
-        product = influence @ matrix
-        bent += turn * np.einsum("ij,j->i", gram, shared)
-        squares = float(np.einsum("ij,ji->", product, product))
-    else:  # the trace of (M K)² needs no product of matrices
-        once, sums = np.einsum("ij,j->i", matrix * matrix, own), matrix.sum(axis=0)
-        squares = float(own @ once + 2 * level * (own @ sums**2) + (level * sums.sum()) ** 2)
-    return math.sqrt(max(2 * squares + 4 * float(bent @ np.einsum("ij,j->i", matrix, bent)), 0.0))
+    known = {at: one for at in indices if (one := found.forward[at]) is not None and 0 < one.mean_square < math.inf}
+    samples = max(node.points.samples for node in description.nodes)
+    measured: dict[int, dict[str, tuple[float, float]]] = {}
+    for at, signal in known.items():
+        square, size = signal.mean_square, float(scatter.size[at])
+        measured[at] = {"mean_square": (square, square * math.hypot(size, NEXT_ORDER * size**2, ROUNDING))}
+    order, some = list(known), max(1, TOGETHER // samples**2)
+    for start in range(0, len(order), some) if samples > 1 else ():
+        part = order[start : start + some]
+        shared = [_common(known[at]) for at in part]
+        grams = _grams([known[at].sample_gram for at in part], shared, scatter.directions[part])
+        lengths = np.minimum(scatter.lengths[part], math.log(samples))  # a sample is no longer than all together
+        moments = of_samples(grams, lengths) if samples == whole else {"mean_cosine": cosines(grams)}
+        for place, at in enumerate(part):
+            measured[at] |= {name: (float(mean[place]), float(sd[place])) for name, (mean, sd) in moments.items()}
+    for at, signal in known.items():
+        directions = scatter.directions[at]
+        if 1 < samples <= MOST_SPECTRUM and samples == whole and directions >= 1:
+            features = description.nodes[at].features * signal.points.positions
+            drawn = spread_of_spectrum(signal.sample_gram, _common(signal), width=directions, features=features)
+            for name, (mean, sd) in drawn.items():
+                measured[at][name] = mean, math.hypot(sd, NEXT_ORDER / 2 * sd, ROUNDING * abs(mean))
+        measured[at] |= _tokens(signal, scatter.tokens[at], whole=whole)
+    return measured
 
 
 def _tokens(signal: Signal, count: float, *, whole: int) -> dict[str, tuple[float, float]]:
@@ -341,19 +277,11 @@ def _tokens(signal: Signal, count: float, *, whole: int) -> dict[str, tuple[floa
     """
     if len(signal.points.grid) != 1 or signal.points.positions < 2 or not signal.is_full or not count >= 1:
         return {}
-    ratios, deviations = [], []
-    for gram, mean in zip(signal.tokens(), signal.mean.reshape(-1, signal.points.positions), strict=True):
-        loose, squares, trace = gram - np.outer(mean, mean), float(np.vdot(gram, gram)), float(np.trace(gram))
-        moved = float(np.vdot(loose, loose))
-        if not (math.isfinite(squares) and squares > 0):
-            return {}
-        ratio = (trace**2 + 2 * moved / count) / (squares + (moved + float(np.trace(loose)) ** 2) / count)
-        even = np.full(len(gram), 2 / trace)
-        sd = ratio * _scatter(gram, even, 0.0, -2 / squares, loose, np.abs(mean)) / math.sqrt(count)
-        ratios.append(ratio)
-        deviations.append(
-            math.hypot(sd, NEXT_ORDER / 2 * abs(ratio - trace**2 / squares), FLOORS["participation_ratio"] / count)
-        )
+    own, means = np.stack(list(signal.tokens())), signal.mean.reshape(-1, signal.points.positions)
+    squares = np.einsum("kij,kij->k", own, own)
+    if not (np.isfinite(squares) & (squares > 0)).all():
+        return {}
+    ratios, deviations = of_positions(_grams(own, means[:, :, None] * means[:, None, :], np.full(len(own), count)))
     followed, alike = len(ratios), min(1.0, 1 / participation(signal.sample_gram))
     unlike = float(np.std(ratios, ddof=1)) if followed > 1 else 0.0
     chosen = unlike * math.sqrt(max(1 / followed - 1 / whole, 0.0))
@@ -362,10 +290,15 @@ def _tokens(signal: Signal, count: float, *, whole: int) -> dict[str, tuple[floa
     return {"token_participation_ratio": (average, sd)}
 
 
+def _grams(whole: Any, common: Any, directions: Array) -> Grams:
+    """Gram matrices, each with the part of it that all features share."""
+    together, shared = np.asarray(whole), np.asarray(common)
+    return Grams(together, together - shared, np.sqrt(np.maximum(np.einsum("kii->ki", shared), 0.0)), directions)
+
+
 def _common(signal: Signal) -> Array:
     """The part of the sample Gram matrix that all features share: the product of the feature means, over positions."""
-    samples = signal.points.samples
-    means = signal.mean.reshape(len(signal.mean), samples, -1)
+    means = signal.mean.reshape(len(signal.mean), signal.points.samples, -1)
     if signal.points.positions == 1:
         return np.outer(means[0], means[0])
     return np.asarray(np.einsum("bsp,btp->st", means, means) / signal.points.positions)
