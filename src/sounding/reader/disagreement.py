@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ LEAST = 0.1  # relative difference below which a row without a cause matters to 
 CERTAIN = 1000.0  # deviations that stand for what no random weights do at all
 MASKED = 1 / 16  # the share of units or inputs with weights of exactly zero that is no single padding row
 SPECTRUM = 0.8  # a weight with at least this share of a random one's directions acts like a random one
+SIGNS, CLEAR = 32, 0.9  # random vectors of the first look at a weight, and the share of directions that is no doubt
 FORWARD = ("mean_square", "mean_cosine", "participation_ratio", "orthogonality_gap", "distinct_share")
 GRADIENTS = ("gradient_log_norm", "weight_gradient_log_norm")
 
@@ -242,7 +244,10 @@ def _of_spectrum(name: str, depth: int, weight: Tensor) -> Cause | None:
     v² m n (m + n + κ − 2), so that the number of directions (tr W Wᵀ)² / tr (W Wᵀ)² is m n / (m + n + κ − 2) with a
     relative standard deviation of 2/(m + n): 0.060 at 16 × 16, 0.0075 at 128 × 128, measured.
     """
-    raw = weight.flatten(1).double()
+    raw = weight.flatten(1)
+    if _looks_random(raw):
+        return None
+    raw = raw.double()
     matrix = raw - raw.mean()
     rows, columns = matrix.shape
     square = matrix.square()
@@ -272,6 +277,26 @@ def _of_spectrum(name: str, depth: int, weight: Tensor) -> Cause | None:
     text = "has a weight whose singular values are not those of independent entries, as trained weights have"
     remedy = "nothing, where the weights are trained: the theory is one of random starts"
     return Cause(departure, text, remedy, "low")
+
+
+def _looks_random(raw: Tensor) -> bool:
+    """Whether a weight clearly has the directions of independent entries, by a look that costs little.
+
+    Over random signs z the mean of |W Wᵀz|² is tr (W Wᵀ)², which few of them tell to some percent. What lies nearer to
+    the line, what has zeros, and small matrices, whose whole product costs no more, are looked at in full.
+    """
+    rows, columns = raw.shape
+    if min(rows, columns) < 2 * SIGNS or int(raw.count_nonzero()) < raw.numel():
+        return False
+    matrix = raw.float() - raw.float().mean()
+    seen = matrix @ (matrix.T @ _signs(rows).to(matrix.device))
+    directions = float(torch.linalg.vector_norm(matrix)) ** 4 / float(seen.square().sum()) * SIGNS
+    return directions * (rows + columns - 1) > CLEAR * rows * columns  # the least that independent entries have
+
+
+@lru_cache(maxsize=16)
+def _signs(rows: int) -> Tensor:
+    return torch.randint(2, (rows, SIGNS), generator=torch.Generator().manual_seed(0)) * 2.0 - 1.0
 
 
 def _with_batch_statistics(blueprint: Blueprint) -> tuple[Blueprint, str]:
