@@ -126,7 +126,7 @@ def of_positions(grams: Grams) -> Moments:
 
 
 def _unsure(measure: str, mean: Array, exact: Array, deviation: Array, grams: Grams) -> Array:
-    """A standard deviation with what is left out; what a finite width adds to a mean is known to its first order only."""
+    """A standard deviation with what is left out: what a finite width adds to a mean is known to first order only."""
     more = NEXT_ORDER / 2 * np.abs(mean - exact), FLOORS[measure] / grams.directions, ROUNDING * np.abs(mean)
     return np.asarray(np.sqrt(deviation**2 + sum(one**2 for one in more)))
 

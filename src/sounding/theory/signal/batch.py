@@ -77,10 +77,13 @@ def batch_norm_backward(rule: Normalize, signal: Signal, gradient: Signal, ampli
 def _bend(rule: Normalize, modes: Modes, gradient: Signal, amplitude: Array) -> Array:
     """What the amplitude of gradients changes, before the factor E σ⁻² and the centring."""
     size, y = gradient.points.size, modes.standard(rule.eps)
-    root = np.sqrt(np.maximum(np.diagonal(y, axis1=1, axis2=2), 1e-300))
-    places = correlation_places(y / (root[:, :, None] * root[:, None, :]), STEIN_GRID)
+    inverse = 1 / np.sqrt(np.maximum(np.diagonal(y, axis1=1, axis2=2), 1e-300))
+    correlation = y * inverse[:, :, None]
+    correlation *= inverse[:, None, :]
     tables = stein_tables(amplitude)
-    mixed, excess = (gradient.matrix * look_up(table, places) for table in tables[:2])
+    bent = float(np.abs(tables[2]).max()) > STRAIGHT
+    used = np.stack(tables if bent else tables[:2])
+    mixed, excess, *slants = look_up(used, correlation_places(correlation, STEIN_GRID)) * gradient.matrix
     q = gradient.row_sums(mixed) / size
     s = float(gradient.row_sums(excess).sum()) / size**2
     result = y * (s - q[:, :, None] - q[:, None, :])
@@ -88,8 +91,7 @@ def _bend(rule: Normalize, modes: Modes, gradient: Signal, amplitude: Array) -> 
     vectors = modes.vectors * modes.forward(rule.eps)[1]
     core = np.swapaxes(modes.vectors, 1, 2) @ (q[:, :, None] * modes.vectors)
     result += (2 * y.shape[1]) * vectors @ core @ np.swapaxes(vectors, 1, 2)
-    if float(np.abs(tables[2]).max()) > STRAIGHT:
-        slant = gradient.matrix * look_up(tables[2], places)
+    for slant in slants:
         turned = gradient.multiply(y, slant) / size
         result -= turned + np.swapaxes(turned, 1, 2)
     return np.asarray(result)

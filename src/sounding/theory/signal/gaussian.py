@@ -24,7 +24,7 @@ from sounding.theory.integrals.hermite import hermite_functions
 from sounding.theory.integrals.panels import composite, legendre
 from sounding.theory.integrals.powers import half_moment
 from sounding.theory.signal.description import Array
-from sounding.theory.signal.shapes import PLACES, between, horner, look_up, map_shaped
+from sounding.theory.signal.shapes import PLACES, horner, look_up, map_shaped
 
 Function = Callable[[Array], Array]
 
@@ -83,34 +83,44 @@ def map_pairs(
     gaussian = shape is None and amplitude is None
     if gaussian and not centred and activation.degree == 1.0 and activation.slopes is not None and (std > 0).all():
         return _bent(activation.slopes, mean, std, matrix, slope, [] if kept is None else kept)
-    outer = std[:, :, None] * std[:, None, :]
-    covariance = matrix if centred else matrix - mean[:, :, None] * mean[:, None, :]
-    correlation = np.divide(covariance, outer, out=np.zeros_like(covariance), where=outer > 0)
-    np.clip(correlation, -1.0, 1.0, out=correlation)
-    index = np.arange(matrix.shape[1])
-    correlation[:, index, index] = 1.0
-    if shape is not None or amplitude is not None:
+    if gaussian and activation.degree is not None and activation.slopes is not None and centred:
+        # block by block, so that what is made on the way stays in the cache of a core
+        blocks = [
+            _homogeneous(activation.degree, activation.slopes, deviations, block, slope)
+            for deviations, block in zip(std, matrix, strict=True)
+        ]
+        return Mapped(np.stack([one.matrix for one in blocks]), np.stack([one.mean for one in blocks]))
+    correlation = _correlations(matrix if centred else matrix - mean[:, :, None] * mean[:, None, :], std)
+    if not gaussian:
         law = PLACES if shape is None else shape
         return Mapped(*map_shaped(activation, mean, std, correlation, law, slope=slope, amplitude=amplitude))
-    if activation.degree is not None and activation.slopes is not None and centred:
-        return _homogeneous(activation.degree, activation.slopes, std, correlation, outer, slope)
     return _series(activation, mean, std, correlation, slope)
 
 
-def _homogeneous(
-    degree: float, slopes: tuple[float, float], std: Array, correlation: Array, outer: Array, slope: bool
-) -> Mapped:
+def _correlations(covariance: Array, std: Array) -> Array:
+    """Covariances over standard deviations: 0 where there are none, 1 on the diagonal."""
+    inverse = np.divide(1.0, std, out=np.zeros_like(std), where=std > 0)
+    correlation = covariance * inverse[..., :, None]
+    correlation *= inverse[..., None, :]
+    np.clip(correlation, -1.0, 1.0, out=correlation)
+    np.einsum("...ii->...i", correlation)[:] = 1.0
+    return np.asarray(correlation)
+
+
+def _homogeneous(degree: float, slopes: tuple[float, float], std: Array, covariance: Array, slope: bool) -> Mapped:
     """c_α [(a² + b²) J_α(ρ) − 2ab J_α(−ρ)] (s_a s_b)^α for φ = a x^α and −b |x|^α on the two sides of 0."""
     (a, b), alpha = slopes, degree
     if slope:
         a, b, alpha = degree * a, -degree * b, degree - 1.0
     if a == b and alpha == 1.0:
-        return Mapped(a * a * correlation * outer, np.zeros_like(std))
+        return Mapped(a * a * covariance, np.zeros_like(std))
     if a == -b and alpha == 0.0:
-        return Mapped(np.full_like(correlation, a * a), np.full_like(std, a))
-    matrix = two_sided(correlation, degree=alpha, slopes=(a, b))
+        return Mapped(np.full_like(covariance, a * a), np.full_like(std, a))
+    matrix = two_sided(_correlations(covariance, std), degree=alpha, slopes=(a, b))
     if alpha != 0:
-        matrix *= outer if alpha == 1.0 else outer**alpha
+        size = std if alpha == 1.0 else std**alpha
+        matrix *= size[:, None]
+        matrix *= size
     matrix *= second_moment(alpha)
     return Mapped(matrix, (a - b) * half_moment(alpha) * std**alpha)
 
@@ -353,4 +363,4 @@ def _look_up(table: Array, correlation: Array) -> Array:
     """A table over angles, at arccos ρ."""
     place = np.arccos(correlation)
     place *= (GRID - 1) / math.pi
-    return look_up(table, between(place, GRID))
+    return np.asarray(look_up(table[None], place)[0])

@@ -31,7 +31,7 @@ RULES: dict[type, tuple[Forward, Backward]] = {
     ),
     kinds.Add: (rules.add, rules.add_backward),
     kinds.Scale: (
-        lambda rule, node, inputs: replace(scale(inputs[0], rule.factor, rule.shift), shape=inputs[0].shape),
+        lambda rule, node, inputs: replace(scale(inputs[0], rule.factor, rule.shift), make_shape=inputs[0].make_shape),
         lambda rule, node, inputs, gradient: (scale(gradient, rule.factor, kinds.ZERO),),
     ),
     kinds.Multiply: (rules.multiply, rules.multiply_backward),

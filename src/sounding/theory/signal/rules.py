@@ -7,8 +7,9 @@ Every forward function takes (rule, node, inputs) and gives the signal of the no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,8 +95,7 @@ def elementwise(rule: kinds.Elementwise, node: Node, inputs: Inputs) -> Signal:
     # wide sums are Gaussian; behind a sum that holds another function's output (a residual stream of rectified values)
     # the law over features is followed (`shapes`), pairs by a copula
     mapped = map_pairs(rule.activation, signal.matrix, signal.mean, shape=signal.shape, kept=signal.kept)
-    shape = pushed(rule.activation, *signal.typical, signal.shape)
-    return replace(signal.like(mapped.matrix, mapped.mean), shape=shape)
+    return signal.like(mapped.matrix, mapped.mean, lambda: pushed(rule.activation, *signal.typical, signal.shape))
 
 
 def elementwise_backward(rule: kinds.Elementwise, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
@@ -105,8 +105,13 @@ def elementwise_backward(rule: kinds.Elementwise, node: Node, inputs: Inputs, gr
     mapped = map_pairs(
         rule.activation, signal.matrix, signal.mean, slope=True, shape=law, amplitude=gradient.shape, kept=kept
     )
-    before = gradient.like(gradient.matrix * mapped.matrix, gradient.mean * mapped.mean)
-    return (replace(before, shape=amplitude_before(rule.activation, *signal.typical, signal.shape, gradient.shape)),)
+    return (
+        gradient.like(
+            gradient.matrix * mapped.matrix,
+            gradient.mean * mapped.mean,
+            lambda: amplitude_before(rule.activation, *signal.typical, law, gradient.shape),
+        ),
+    )
 
 
 def add(rule: kinds.Add, node: Node, inputs: Inputs) -> Signal:
@@ -124,26 +129,37 @@ def add(rule: kinds.Add, node: Node, inputs: Inputs) -> Signal:
             matrix += cross + np.swapaxes(cross, 1, 2)
         matrix += coefficient**2 * parts[at].matrix
         mean = mean + own
-    spreads = [(abs(c) * parts[at].typical[1], parts[at].shape) for at, c in merged.items()]
-    return replace(first.like(matrix, mean), shape=summed(spreads))
+    return first.like(matrix, mean, lambda: summed(list(_terms(merged, tuple(parts)).values())))
 
 
 def add_backward(rule: kinds.Add, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
     """D_i = c_i² D, summed over what was spread out."""
     merged = _merge(rule.coefficients, node.inputs)
-    terms = {at: (abs(c) * inputs[at].typical[1], inputs[at].shape) for at, c in merged.items()}
-    spread = math.sqrt(sum(std**2 for std, _ in terms.values()))
-    law = summed(list(terms.values())) if gradient.shape is not None else None
+
+    @cache
+    def whole() -> tuple[dict[int, tuple[float, Array | None]], float, Array | None]:
+        terms = _terms(merged, inputs)
+        return terms, math.sqrt(sum(std**2 for std, _ in terms.values())), summed(list(terms.values()))
+
+    def amplitude(at: int) -> Array | None:
+        if gradient.shape is None:
+            return None
+        terms, std, law = whole()
+        others = math.sqrt(max(std**2 - terms[at][0] ** 2, 0.0))
+        return amplitude_of_term(gradient.shape, (std, law), terms[at], others)
+
     found = []
     for at, one in enumerate(inputs):
         coefficient = merged.get(at, 0.0)
         matrix = gradient.matrix if coefficient == 1.0 else coefficient**2 * gradient.matrix
         own = gather(gradient.like(matrix, coefficient * gradient.mean), one)
-        if gradient.shape is not None and at in terms:
-            others = math.sqrt(max(spread**2 - terms[at][0] ** 2, 0.0))
-            own = replace(own, shape=amplitude_of_term(gradient.shape, (spread, law), terms[at], others))
-        found.append(own)
+        found.append(replace(own, make_shape=partial(amplitude, at) if at in merged else None))
     return tuple(found)
+
+
+def _terms(merged: Mapping[int, float], inputs: Inputs) -> dict[int, tuple[float, Array | None]]:
+    """The standard deviation and the shape of every summand."""
+    return {at: (abs(c) * inputs[at].typical[1], inputs[at].shape) for at, c in merged.items()}
 
 
 def _merge(coefficients: tuple[float, ...], nodes: tuple[int, ...]) -> dict[int, float]:

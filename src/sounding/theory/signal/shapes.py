@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from sounding.activations.activation import Activation
@@ -34,9 +33,8 @@ CORRELATIONS: Array = np.linspace(-1.0, 1.0, 4001)
 LOST = 1e-3  # of the largest direction of the coefficients over points, those below it are left out: far below a spread
 RATIOS = 65  # places of mean/std at which a homogeneous function is expanded; between them coefficients are linear
 CHUNK = 512  # points whose coefficients are computed at once: 6 MiB
+PIECE = 2**15  # places that are looked up at once: what is made on the way stays in the cache of a core
 ATOMS = 4  # of the places, every so many stand for a law in a sum
-
-Between = tuple[NDArray[np.int64], Array]
 
 
 def pushed(activation: Activation, mean: float, std: float, shape: Array | None) -> Array | None:
@@ -95,8 +93,8 @@ def map_shaped(
     own = basis @ shape
     size = CORRELATIONS.size
     # the correlation of the copula's z is the one whose kernel is that of h
-    mapped = look_up(np.interp(CORRELATIONS, _kernel(own), CORRELATIONS), correlation_places(correlation, size))
-    places = correlation_places(mapped, size)
+    inverse_kernel = np.interp(CORRELATIONS, _kernel(own), CORRELATIONS)
+    places = correlation_places(look_up(inverse_kernel[None], correlation_places(correlation, size))[0], size)
     degree = None if activation.degree is None else activation.degree - slope
     level, scale = _units(mean, std, degree)
     laws, inverse = np.unique(np.round(np.stack([level, scale], 1), 12), axis=0, return_inverse=True)
@@ -119,16 +117,15 @@ def map_shaped(
     sides, sizes, rows = np.linalg.svd(np.column_stack([coefficients, root]), full_matrices=False)
     kept = max(int((sizes > LOST * sizes[0]).sum()), 1)
     factors = (sides * sizes)[:, :kept][inverse]
-    matrix = np.zeros_like(mapped)
+    matrix = np.zeros_like(correlation)
     for r in range(kept):
-        for s in range(r + 1):
+        for s, table in enumerate(look_up((rows[r] * rows[: r + 1]) @ _powers(), places)):
             crossed = factors[:, :, None, r] * factors[:, None, :, s]
-            table = look_up((rows[r] * rows[s]) @ _powers(), places)
             matrix += (crossed if r == s else crossed + np.swapaxes(crossed, 1, 2)) * table
     index = np.arange(std.shape[1])
     matrix[:, index, index] = second[inverse]
     if amplitude is not None:
-        together = look_up(_kernel(basis @ amplitude), places)
+        (together,) = look_up(_kernel(basis @ amplitude)[None], places)
         together[:, index, index] = 1.0
         matrix /= np.maximum(together, 1e-12)
     return matrix, coefficients[inverse, 0]
@@ -208,21 +205,25 @@ def horner(coefficients: Array, x: Array) -> Array:
     return total
 
 
-def between(place: Array, size: int) -> Between:
-    """Between which entries of a table of this size places lie: the one before each, and how far it is to the next."""
-    index = np.clip(place.astype(np.int64), 0, size - 2)  # of NaN too, which then stays NaN
-    return index, place - index
+def look_up(tables: Array, places: Array) -> Array:
+    """Tables (count, size) interpolated linearly at places, counted in steps of a table: (count, *places)."""
+    flat, steps = places.reshape(-1), np.diff(tables)
+    found = np.empty((len(tables), flat.size))
+    for start in range(0, flat.size, PIECE):
+        part = slice(start, start + PIECE)
+        index = np.clip(flat[part].astype(np.int64), 0, tables.shape[1] - 2)  # of NaN too, which then stays NaN
+        rest = flat[part] - index
+        for own, table, step in zip(found, tables, steps, strict=True):
+            own[part] = table.take(index) + rest * step.take(index)
+    return found.reshape(len(tables), *places.shape)
 
 
-def look_up(table: Array, places: Between) -> Array:
-    """A table, interpolated linearly."""
-    index, rest = places
-    return np.asarray(table[index] + rest * np.diff(table)[index])
-
-
-def correlation_places(correlation: Array, size: int) -> Between:
+def correlation_places(correlation: Array, size: int) -> Array:
     """Where correlations lie in a table over equal steps from −1 to 1."""
-    return between((np.clip(correlation, -1.0, 1.0) + 1.0) * (0.5 * (size - 1)), size)
+    places = np.clip(correlation, -1.0, 1.0)
+    places += 1.0
+    places *= 0.5 * (size - 1)
+    return np.asarray(places)
 
 
 def _kernel(coefficients: Array) -> Array:

@@ -9,7 +9,7 @@ stay closed under convolution, functions and sums. Spacing 1 is one block with a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -32,9 +32,8 @@ class Signal:
     points: Points
     mean: Array  # (blocks, size), the mean over features of h_a; for gradients, their sum over features
     spacing: tuple[int, ...]  # of the sub-grids along each axis; 1 everywhere for all pairs
-    # the law of the values over features, as `shapes` has it; None for Gaussian ones. Of a gradient, how large it is at
-    # each place of that law; None where it does not depend on the value.
-    shape: Array | None = None
+    # what gives `shape` where somebody asks for it, which most nodes' readers do not
+    make_shape: Callable[[], Array | None] | None = field(default=None, repr=False, compare=False)
     # how far neighbours that are not followed are like the position itself rather than like the followed positions: 0
     # for noise, 1 where values change little from one followed position to the next
     blur: float = 0.0
@@ -101,6 +100,14 @@ class Signal:
     def is_full(self) -> bool:
         """Whether all pairs of points are followed."""
         return len(self.matrix) == 1
+
+    @cached_property
+    def shape(self) -> Array | None:
+        """The law of the values over features, as `shapes` has it, None for Gaussian ones.
+
+        Of a gradient, how large it is at each place of that law; None where it does not depend on the value.
+        """
+        return None if self.make_shape is None else self.make_shape()
 
     @cached_property
     def diagonal(self) -> Array:
@@ -227,19 +234,26 @@ class Signal:
             return np.asarray(left @ right)
         return np.asarray(left @ right + (self.repeat - 1) * (self.apart(left) @ self.apart(right)))
 
-    def like(self, matrix: Array, mean: Array | None = None) -> Signal:
-        """A signal over the same pairs with other numbers; means of 0 unless given."""
+    def like(
+        self, matrix: Array, mean: Array | None = None, make_shape: Callable[[], Array | None] | None = None
+    ) -> Signal:
+        """A signal over the same pairs with other numbers; means of 0 and Gaussian unless given."""
         level = np.zeros(matrix.shape[:2]) if mean is None else mean
-        return Signal(matrix, self.points, level, self.spacing, blur=self.blur)
+        return Signal(matrix, self.points, level, self.spacing, make_shape, self.blur)
 
     def plus(self, other: Signal) -> Signal:
         """The sum of two independent signals of mean 0: gradients that arrive from two sides."""
-        summed = self.like(self.matrix + other.matrix, self.mean + other.mean)
+        known = self.make_shape or other.make_shape
+        return self.like(
+            self.matrix + other.matrix, self.mean + other.mean, (lambda: self._shape_with(other)) if known else None
+        )
+
+    def _shape_with(self, other: Signal) -> Array | None:
         if self.shape is None and other.shape is None:
-            return summed
+            return None
         squares = [(one.total, 1.0 if one.shape is None else one.shape**2) for one in (self, other)]
         whole = max(sum(size for size, _ in squares), 1e-300)
-        return replace(summed, shape=np.sqrt(sum(size / whole * square for size, square in squares)))
+        return np.asarray(np.sqrt(sum(size / whole * square for size, square in squares)))
 
     def tokens(self) -> Iterator[Array]:
         """The positions × positions matrix of each sample, of the followed pairs, block by block."""
