@@ -70,7 +70,7 @@ def test_a_slope_takes_what_its_function_has_left(level: float) -> None:
     rows = np.random.default_rng(0).standard_normal((6, 20))
     mean = level * rows[:, :1].T
     moments = (rows @ rows.T / 20)[None] + mean[:, :, None] * mean[:, None, :]
-    kept: list[np.ndarray] = []
+    kept: dict[str, np.ndarray] = {}
     map_pairs(resolve("leaky_relu:0.2"), moments, mean, kept=kept)
     alone = map_pairs(resolve("leaky_relu:0.2"), moments, mean, slope=True)
     assert kept

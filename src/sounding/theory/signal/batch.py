@@ -25,6 +25,7 @@ of which a gradient that samples share (D̂ far from diagonal) makes more than a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
@@ -42,21 +43,21 @@ NODES = 240  # of the trapezoid rule in ln s, which converges geometrically: 1e-
 
 def batch_norm(rule: Normalize, signal: Signal) -> Signal:
     """x̂ of a batch norm, before scale and shift."""
-    return signal.like(Modes.of(signal).standard(rule.eps))
+    return signal.like(Modes.of(signal).standard(rule.eps, centred(signal)))
 
 
 def batch_norm_backward(rule: Normalize, signal: Signal, gradient: Signal, amplitude: Array | None = None) -> Signal:
     """The gradient in front of a batch norm whose scale has been applied to `gradient`, which depends on y by v."""
-    modes = Modes.of(signal)
+    modes, second = Modes.of(signal), centred(signal)
     vectors, size, share = modes.vectors, signal.points.size, signal.matrix.shape[1] / signal.points.size
-    centred = centre(gradient)
-    weighed, across = gradient.weigh(centred), np.swapaxes(vectors, 1, 2)
+    arrived = centre(gradient)
+    weighed, across = gradient.weigh(arrived), np.swapaxes(vectors, 1, 2)
     turned = weighed @ vectors  # D v
     inner = across @ turned
     diagonal = np.diagonal(inner, axis1=1, axis2=2).mean(axis=0)
     # of C K C without the leading modes; `values` are of C K C/N, hence the size of a block
     led = modes.values * vectors.shape[1]
-    rest_trace = (float(np.vdot(modes.centred, weighed)) - len(inner) * float(led @ diagonal)) / size
+    rest_trace = (float(np.vdot(second, weighed)) - len(inner) * float(led @ diagonal)) / size
     f, gamma, gamma_rest, gamma_both = modes.backward(rule.eps)
     own_trace = gamma @ diagonal + gamma_rest * rest_trace
     left = (float(gamma_rest @ diagonal) + gamma_both * rest_trace) / size
@@ -65,18 +66,20 @@ def batch_norm_backward(rule: Normalize, signal: Signal, gradient: Signal, ampli
     side = share * (f[:-1, -1:] - f[-1, -1]) * np.swapaxes(turned, 1, 2)
     side += 0.5 * (share * core - left * np.diag(led)) @ across
     low_rank = vectors @ side
-    matrix = f[-1, -1] * centred + left * modes.centred
+    matrix = f[-1, -1] * arrived + left * second
     matrix += low_rank
     matrix += np.swapaxes(low_rank, 1, 2)
     if amplitude is not None:
-        matrix += modes.inverse(rule.eps) * centre(gradient.like(_bend(rule, modes, gradient, amplitude)))
+        matrix += modes.inverse(rule.eps) * centre(
+            gradient.like(_bend(rule, modes, modes.standard(rule.eps, second), gradient, amplitude))
+        )
     mean = (gradient.mean - gradient.mean.mean()) * np.sqrt(f[-1, -1])
     return gradient.like(matrix, mean)
 
 
-def _bend(rule: Normalize, modes: Modes, gradient: Signal, amplitude: Array) -> Array:
-    """What the amplitude of gradients changes, before the factor E σ⁻² and the centring."""
-    size, y = gradient.points.size, modes.standard(rule.eps)
+def _bend(rule: Normalize, modes: Modes, y: Array, gradient: Signal, amplitude: Array) -> Array:
+    """What the amplitude of gradients changes, before the factor E σ⁻² and the centring; y are second moments of x̂."""
+    size = gradient.points.size
     inverse = 1 / np.sqrt(np.maximum(np.diagonal(y, axis1=1, axis2=2), 1e-300))
     correlation = y * inverse[:, :, None]
     correlation *= inverse[:, None, :]
@@ -100,6 +103,12 @@ def _bend(rule: Normalize, modes: Modes, gradient: Signal, amplitude: Array) -> 
 def centre(signal: Signal) -> Array:
     """C K C with C = I − 11ᵀ/N over all points: K − r_a − r_b + r̄, r the mean of a row."""
     rows = signal.row_sums(signal.matrix) / signal.points.size
+    return np.asarray(signal.matrix - rows[:, :, None] - rows[:, None, :] + rows.mean())
+
+
+def centred(signal: Signal) -> Array:
+    """C K C of a signal at the followed pairs."""
+    rows = row_means(signal)
     return np.asarray(signal.matrix - rows[:, :, None] - rows[:, None, :] + rows.mean())
 
 
@@ -127,7 +136,6 @@ def row_means(signal: Signal) -> Array:
 class Modes:
     """The leading modes of C K C/N, and what is left of its trace."""
 
-    centred: Array  # C K C at the followed pairs
     values: Array  # λ_i, (modes,)
     vectors: Array  # v_i, (1, size, modes), of length 1 within a block; all blocks share them
     rest: float  # Σ λ over the modes left out
@@ -137,20 +145,21 @@ class Modes:
     @classmethod
     def of(cls, signal: Signal) -> Modes:
         """The modes of a signal; over sub-grids, those of the mean block: each block is a sample of all points."""
-        size = signal.points.size
-        rows = row_means(signal)
-        centred = signal.like(signal.matrix - rows[:, :, None] - rows[:, None, :] + rows.mean())
-        mean_block = centred.weigh(centred.matrix).mean(axis=0, keepdims=True)
+        if "modes" in signal.kept:
+            return cast(Modes, signal.kept["modes"])
+        size, second = signal.points.size, signal.like(centred(signal))
+        mean_block = second.weigh(second.matrix).mean(axis=0, keepdims=True)
         found, vectors = leading_modes(mean_block / size, MODES)
         values = np.maximum(found[0], 0.0)
-        total = centred.total / size
-        squares = centred.inner(centred.matrix, centred.matrix) / size**2
+        total = second.total / size
+        squares = second.inner(second.matrix, second.matrix) / size**2
         rest = max(total - float(values.sum()), 0.0)
-        if rest <= 1e-12 * total:
-            return cls(centred.matrix, values, vectors, 0.0, 0.0, 0.0)
-        least = rest / size
-        typical = max((squares - float((values**2).sum())) / rest, least)
-        return cls(centred.matrix, values, vectors, rest, typical, rest / max(size - values.size, 1))
+        modes = cls(values, vectors, 0.0, 0.0, 0.0)
+        if rest > 1e-12 * total:
+            typical = max((squares - float((values**2).sum())) / rest, rest / size)
+            modes = cls(values, vectors, rest, typical, rest / max(size - values.size, 1))
+        signal.kept["modes"] = modes
+        return modes
 
     def _nodes(self, eps: float) -> tuple[Array, Array]:
         """s and W(s) ds at the nodes of the trapezoid rule in ln s."""
@@ -166,11 +175,11 @@ class Modes:
         weights[0] = 0.5 * weights[0] + s[0]  # and what lies below the first node, where W is 1
         return s, weights
 
-    def standard(self, eps: float) -> Array:
-        """K̂, the second moments of x/√(σ² + eps)."""
+    def standard(self, eps: float, second: Array) -> Array:
+        """K̂, the second moments of x/√(σ² + eps), from those of x around its means."""
         shared, own = self.forward(eps)
         weights = (own - shared * self.values) * self.vectors.shape[1]
-        matrix = shared * self.centred
+        matrix = shared * second
         matrix += (self.vectors * weights) @ np.swapaxes(self.vectors, 1, 2)
         return np.asarray(matrix)
 

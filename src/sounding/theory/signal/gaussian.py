@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +65,7 @@ def map_pairs(
     slope: bool = False,
     shape: Array | None = None,
     amplitude: Array | None = None,
-    kept: list[Array] | None = None,
+    kept: dict[str, Any] | None = None,
 ) -> Mapped:
     """E f(x_a) f(x_b) and E f(x_a), f = φ or, with `slope`, φ′, for x Gaussian with these means and second moments.
 
@@ -82,7 +82,7 @@ def map_pairs(
     centred = bool((np.abs(mean) <= NO_MEAN * np.maximum(std, 1e-300)).all())
     gaussian = shape is None and amplitude is None
     if gaussian and not centred and activation.degree == 1.0 and activation.slopes is not None and (std > 0).all():
-        return _bent(activation.slopes, mean, std, matrix, slope, [] if kept is None else kept)
+        return _bent(activation.slopes, mean, std, matrix, slope, {} if kept is None else kept)
     if gaussian and activation.degree is not None and activation.slopes is not None and centred:
         # block by block, so that what is made on the way stays in the cache of a core
         blocks = [
@@ -126,7 +126,7 @@ def _homogeneous(degree: float, slopes: tuple[float, float], std: Array, covaria
 
 
 def _bent(
-    slopes: tuple[float, float], mean: Array, std: Array, moments: Array, slope: bool, kept: list[Array]
+    slopes: tuple[float, float], mean: Array, std: Array, moments: Array, slope: bool, kept: dict[str, Any]
 ) -> Mapped:
     """φ = b x + (a − b) max(x, 0) at x = m + s z with means m, from the second moments of x.
 
@@ -143,19 +143,21 @@ def _bent(
     def pair(values: Array) -> tuple[Array, Array]:
         return values.take(rows, axis=1), values.take(columns, axis=1)
 
-    if not (slope and kept):
+    if slope and "turn" in kept:
+        turn = kept["turn"]
+    else:
         (m, n), (s, t) = pair(mean), pair(std)
         outer = s * t
         covariance = moments.reshape(len(std), -1).take(upper, axis=1) - m * n
-        rho = np.divide(covariance, outer, out=np.zeros_like(covariance), where=outer > 0)
+        rho = covariance / np.maximum(outer, 1e-300)
         np.clip(rho, -1.0, 1.0, out=rho)
         bend, turn = _plackett(m / s, n / t, rho, 0 if slope else 1)
         if turn.size <= KEPT:
-            kept[:] = [turn]
+            kept["turn"] = turn
     first, second = pair(above)
     both = first * second
     if slope:
-        pairs = (a - b) ** 2 * (both + (kept[0] if kept else turn))
+        pairs = (a - b) ** 2 * (both + turn)
         if b != 0:
             pairs += b * b + b * (a - b) * (first + second)
         level = b + (a - b) * above

@@ -37,8 +37,8 @@ class Signal:
     # how far neighbours that are not followed are like the position itself rather than like the followed positions: 0
     # for noise, 1 where values change little from one followed position to the next
     blur: float = 0.0
-    # what a function of the values leaves here for its slope, which comes with the gradient; of no other signal
-    kept: list[Array] = field(init=False, repr=False, compare=False, default_factory=list)
+    # what the rule that reads the values leaves here for the gradient that comes back to it
+    kept: dict[str, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     @classmethod
     def full(cls, matrix: Array, points: Points, mean: Array | None = None) -> Signal:
