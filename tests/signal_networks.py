@@ -50,9 +50,12 @@ def chain(given: Node, *steps: tuple[Any, Points, int]) -> Description:
 
 
 def draw(law: Law, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """A tensor of independent Gaussian entries of a law, on the generator's device."""
-    device = generator.device
-    return law.mean + law.variance**0.5 * torch.randn(shape, generator=generator, dtype=torch.float64, device=device)
+    """A tensor of Gaussian entries of a law, independent but for sums of zero, on the generator's device."""
+    unit = torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
+    if law.balanced:
+        rows = unit.flatten(1)
+        unit = ((rows - rows.mean(1, keepdim=True)) / (1 - 1 / rows.shape[1]) ** 0.5).reshape(shape)
+    return law.mean + law.variance**0.5 * unit
 
 
 def run_rule(node: Node, inputs: list[Tensor], generator: torch.Generator) -> tuple[Tensor, Tensor | None]:

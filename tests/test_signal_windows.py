@@ -36,7 +36,8 @@ IMAGES = Points(2, (4, 5))
 
 def convolve(channels: tuple[int, int], kernel: int, **options: object) -> Convolution:
     """A square two-dimensional convolution with variance 2/fan-in."""
-    settings = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "mean": 0.0, "bias": Law(0.0), **options}
+    settings = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "mean": 0.0, "bias": Law(0.0)}
+    settings |= {"balanced": False, **options}
     stride, padding, dilation = (int(settings[name]) for name in ("stride", "padding", "dilation"))  # type: ignore[call-overload]
     groups = int(settings["groups"])  # type: ignore[call-overload]
     return Convolution(
@@ -46,7 +47,11 @@ def convolve(channels: tuple[int, int], kernel: int, **options: object) -> Convo
         padding=((padding, padding),) * 2,
         dilation=(dilation, dilation),
         groups=groups,
-        weight=Law(2 * groups / channels[0] / kernel**2, float(settings["mean"])),  # type: ignore[arg-type]
+        weight=Law(
+            2 * groups / channels[0] / kernel**2,
+            float(settings["mean"]),  # type: ignore[arg-type]
+            balanced=bool(settings["balanced"]),
+        ),
         bias=settings["bias"],  # type: ignore[arg-type]
         transposed=bool(settings.get("transposed")),
     )
@@ -60,11 +65,12 @@ def convolve(channels: tuple[int, int], kernel: int, **options: object) -> Convo
         ({"padding": 2, "dilation": 2, "groups": 4}, 3, (4, 5)),
         ({"stride": 2, "transposed": True}, 2, (8, 10)),
         ({"padding": 1, "mean": 0.003}, 3, (4, 5)),
+        ({"padding": 1, "groups": 32, "balanced": True}, 3, (4, 5)),
     ],
-    ids=["same", "stride", "dilation and groups", "transposed", "mean"],
+    ids=["same", "stride", "dilation and groups", "transposed", "mean", "balanced"],
 )
 def test_convolutions(options: dict[str, object], kernel: int, grid: tuple[int, int]) -> None:
-    """Behind rectified values: borders, strides, dilation, groups, transposed ones, weights with a mean."""
+    """Behind rectified values: borders, strides, dilation, groups, transposed ones, weights with a mean or that sum to 0."""
     width = 256
     behind = Points(2, grid)
     description = chain(

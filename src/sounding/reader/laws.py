@@ -15,6 +15,7 @@ ENTRIES = 20_000
 SURE = 4.0  # standard errors within which a law is accepted: one false refusal in 16 000 weights
 # A row or column of a random matrix has a norm that scatters by √(2/n); an orthogonal one has none.
 ORTHOGONAL = 1e-3
+BALANCED = 1e-6  # the squared sum of random weights is that of their squares; rounding leaves 1e-12
 NEAR = 1e-6  # of the mean square: the square of a mean below it costs a variance 1e-6 of its digits and no more
 
 
@@ -48,6 +49,12 @@ def survey_law(weight: Tensor, *, entries: Tensor | None = None) -> Law:
     kurtosis = float(torch.dot(squares, squares)) / squares.numel()  # pow(4) takes ten times as long
     orthogonal = weight.dim() == 2 and _is_orthogonal(weight)
     return Law(variance, mean, "orthogonal" if orthogonal else _shape(largest, squares.numel(), kurtosis), kurtosis)
+
+
+def is_balanced(weight: Tensor) -> bool:
+    """Whether the entries of every output, along the first axis, sum to zero, as those of standardized weights do."""
+    rows = weight.detach()[:2].flatten(1).double()  # no random row does
+    return bool((rows.sum(1).square() < BALANCED * rows.square().sum(1)).all())
 
 
 def is_chance(mean: float, variance: float, count: int) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sounding.reader.laws import survey_law
+from sounding.reader.laws import is_balanced, survey_law
 from sounding.reader.layout import Layout
 from sounding.reader.softmax import attend, score
 from sounding.reader.trace import NotCovered, Trace, handles
@@ -84,7 +84,12 @@ def _apply(trace: Trace, value: Traced, constant: Constant, matrix: Tensor, bias
     layout = value.layout.with_axis(
         len(value.layout) - 1, (trace.keys.atom("feature", fan_out),) if fan_out > 1 else ()
     )
-    rule = Linear(fan_in, fan_out, survey_law(matrix), ZERO if bias is None else survey_law(bias.tensor))
+    rule = Linear(
+        fan_in,
+        fan_out,
+        replace(survey_law(matrix), balanced=is_balanced(matrix.T)),
+        ZERO if bias is None else survey_law(bias.tensor),
+    )
     inputs: tuple[Traced, ...] = (value,)
     label = f"linear {fan_in} → {fan_out}"
     if constant.parameter in trace.embedded:
@@ -174,7 +179,7 @@ def convolve(trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any], out: T
         tuple((p + before, p + behind) for p, (before, behind) in zip(each(padding, spatial), zeros, strict=True)),
         each(dilation, spatial),
         int(groups),
-        survey_law(kernel.tensor),
+        replace(survey_law(kernel.tensor), balanced=not transposed and is_balanced(kernel.tensor)),
         _law(trace, bias, ZERO),
         bool(transposed),
     )

@@ -39,4 +39,5 @@ def _law(law: Law) -> str:
     if law.shape == "constant":
         return f"{law.mean:.4g}"
     mean = f", mean {law.mean:.3g}" if law.mean else ""
-    return f"{law.shape} of std {law.variance**0.5:.4g}{mean}"
+    balanced = ", of sum zero for each output" if law.balanced else ""
+    return f"{law.shape} of std {law.variance**0.5:.4g}{mean}{balanced}"

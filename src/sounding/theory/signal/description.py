@@ -28,6 +28,7 @@ class Law:
     mean: float = 0.0  # of the entries
     shape: str = "gaussian"  # "gaussian", "uniform", "truncated", "orthogonal", "constant" or "other"
     kurtosis: float = 3.0  # E(w − mean)⁴ over the squared variance, 3 for a Gaussian; spreads at finite width use it
+    balanced: bool = False  # whether the weights of every output sum to zero, as standardized weights do
 
     @property
     def second_moment(self) -> float:

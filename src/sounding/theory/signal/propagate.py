@@ -163,6 +163,9 @@ class _Run:
                 arrived[index] = signal
         for index in range(count - 1, -1, -1):
             node, gradient = self.nodes[index], arrived[index]
+            if gradient is not None and gradient.is_full and gradient.points != node.points:
+                # a view that drops axes of size 1 names the same points by another grid, without a node of its own
+                gradient = replace(gradient, points=node.points, spacing=(1,) * len(node.points.grid))
             if index in lost:  # what is known at such a node is the whole gradient there, which was measured
                 arrived[index] = gradient = gradients.get(index)
                 lost |= set(node.inputs) if gradient is None else set()

@@ -33,10 +33,14 @@ def linear(rule: kinds.Linear, node: Node, inputs: Inputs) -> Signal:
     return through_weights(inputs[0], rule.weight, rule.bias, rule.fan_in)
 
 
-def through_weights(signal: Signal, weight: Law, bias: Law, fan_in: int) -> Signal:
-    """The signal behind random weights that each see `fan_in` features."""
+def through_weights(signal: Signal, weight: Law, bias: Law, fan_in: int, taps: int = 1) -> Signal:
+    """The signal behind random weights that each see `fan_in` features, summed over so many taps."""
     total = fan_in * weight.mean
-    matrix = fan_in * weight.variance * signal.matrix + bias.second_moment
+    moments, variance = signal.matrix, weight.variance
+    if weight.balanced:  # n weights that sum to zero do not see what their inputs share, and each two have −v/(n − 1)
+        moments = moments - signal.mean[:, :, None] * signal.mean[:, None, :] / taps
+        variance /= 1 - 1 / (fan_in * taps)
+    matrix = fan_in * variance * moments + bias.second_moment
     if total != 0:
         level = total * signal.mean + bias.mean
         matrix += level[:, :, None] * level[:, None, :] - bias.mean**2
@@ -323,7 +327,8 @@ def over_positions(gradient: Signal, signal: Signal, pairs: Callable[[int], Arra
     rest = signal.matrix.shape[1] // signal.points.samples
     block = np.kron(gradient.gram / divisor, pairs(rest)).astype(np.float64)
     mean = np.repeat(gradient.mean[0] / signal.points.positions, rest)
-    return signal.like(*(np.repeat(one[None], len(signal.matrix), axis=0) for one in (block, mean)))
+    count = len(signal.matrix)
+    return signal.like(np.repeat(block[None], count, axis=0), np.repeat(mean[None], count, axis=0))
 
 
 def turned(rule: kinds.Rotate, signal: Signal) -> Signal:

@@ -23,7 +23,7 @@ from sounding.theory.signal.signal import Signal
 def convolution(rule: Convolution, node: Node, inputs: Inputs) -> Signal:
     """K′ = n v W + (n μ)² w wᵀ + n μ β (w_a + w_b) + E b², W and w the window sums of K and m."""
     summed = window_sums(rule, node, inputs[0])
-    return through_weights(summed, rule.weight, rule.bias, rule.channels_in // rule.groups)
+    return through_weights(summed, rule.weight, rule.bias, rule.channels_in // rule.groups, math.prod(rule.kernel))
 
 
 def window_sums(rule: Convolution, node: Node, signal: Signal) -> Signal:
