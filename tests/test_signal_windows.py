@@ -70,7 +70,7 @@ def convolve(channels: tuple[int, int], kernel: int, **options: object) -> Convo
     ids=["same", "stride", "dilation and groups", "transposed", "mean", "balanced"],
 )
 def test_convolutions(options: dict[str, object], kernel: int, grid: tuple[int, int]) -> None:
-    """Behind rectified values: borders, strides, dilation, groups, transposed ones, weights with a mean or that sum to 0."""
+    """Behind rectified values: borders, strides, dilation, groups, transposed; weights with a mean, or of sum zero."""
     width = 256
     behind = Points(2, grid)
     description = chain(
