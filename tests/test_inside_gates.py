@@ -49,7 +49,7 @@ def test_unrolled_steps_are_torchs(kind: Any) -> None:
     found = steps
     with torch.no_grad():
         for layer in range(2):
-            _, found = _unroll(kind.__name__, found, _weights(module, layer), 0, layer)
+            _, found = _unroll(kind.__name__, found, _weights(module, f"l{layer}"))
         expected = module(steps)[0]
     assert torch.allclose(found, expected, atol=TOLERANCE.float32_forward)
 

@@ -163,3 +163,34 @@ def test_every_sentence_is_used_whole_and_of_a_known_kind() -> None:
         assert said.why.endswith(".") or said.why.endswith("}")
         for text in (said.why, said.expected, said.found, *said.remedies):
             assert all(name != "" for _, name, _, _ in Formatter().parse(text)), f"{key} has an empty pair of braces"
+
+
+def test_gates_of_both_directions_are_looked_at() -> None:
+    torch.manual_seed(0)
+    model = Both()
+    inputs = torch.randn(16, 12, 6)
+    assert "shut_gates" not in look(model, inputs)
+    with torch.no_grad():
+        model.rnn.bias_ih_l1_reverse[8:16] = -8.0
+    found = look(model, inputs)["shut_gates"]
+    assert (found.layer, found.severity) == ("rnn layer 1 backward", "high")
+
+
+class Both(nn.Module):
+    """A recurrent network of two layers and two directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(6, 8, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0].mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("depth", "first", "said"), [(16, False, True), (16, True, False), (4, False, False)])
+def test_deep_stacks_with_norms_behind_their_sums_are_said(depth: int, first: bool, said: bool) -> None:
+    torch.manual_seed(0)
+    layers = [nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True, norm_first=first) for _ in range(depth)]
+    found = look(nn.Sequential(*layers, nn.Linear(16, 3)), torch.randn(8, 6, 16)).get("odd_branch")
+    assert (found is not None and "post-norm" in found.why) == said

@@ -34,16 +34,18 @@ class Gates:
         layer: which of a module's stacked layers.
         means: gate → its mean over samples, steps and units; and the share of flat gates.
         rate: holds ln of the gradient's norm per step towards the start, once it came back.
+        backward: whether it reads the steps from the end.
     """
 
     at: int
     layer: int
     means: dict[str, Tensor]
     rate: dict[str, float] = field(default_factory=dict)
+    backward: bool = False
 
 
 def look_at_gates(module: nn.Module, args: Any, at: int) -> list[Gates]:
-    """The gates of torch's LSTM and GRU, forward direction, layer by layer; of their cells, one step."""
+    """The gates of torch's LSTM and GRU, layer by layer and direction by direction; of their cells, one step."""
     kind = next((kind for kind in NAMES if type(module).__name__ in (kind, f"{kind}Cell")), None)
     inputs = args[0] if args and isinstance(args[0], Tensor) else None
     if kind is None or inputs is None or inputs.dim() != (2 if isinstance(module, nn.RNNCellBase) else 3):
@@ -51,17 +53,20 @@ def look_at_gates(module: nn.Module, args: Any, at: int) -> list[Gates]:
     if isinstance(module, nn.RNNCellBase):
         state = args[1] if len(args) > 1 else None
         hidden = state[0] if isinstance(state, tuple) else state
-        weights = [module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh]
+        weights = [module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh, None]
         return [Gates(at, 0, _means(kind, [_step(kind, inputs, hidden, None, weights)[0]]))]
     assert isinstance(module, nn.RNNBase)
     steps = inputs.detach().transpose(0, 1) if module.batch_first else inputs.detach()
     steps = steps[:STEPS, :SAMPLES].float()
     found: list[Gates] = []
-    if module.bidirectional or module.proj_size:  # of these the first layer's forward direction is looked at
-        return [_unroll(kind, steps, _weights(module, 0), at, 0)[0]]
     for layer in range(module.num_layers):
-        gates, steps = _unroll(kind, steps, _weights(module, layer), at, layer)
-        found.append(gates)
+        outputs = []
+        for backward in (False, True)[: 1 + module.bidirectional]:
+            weights = _weights(module, f"l{layer}{'_reverse' if backward else ''}")
+            gates, states = _unroll(kind, steps.flip(0) if backward else steps, weights)
+            found.append(Gates(at, layer, gates, backward=backward))
+            outputs.append(states.flip(0) if backward else states)
+        steps = torch.cat(outputs, -1)
     return found
 
 
@@ -74,12 +79,12 @@ def unpacked(module: nn.Module, given: Any) -> Any:
     return steps.transpose(0, 1) if getattr(module, "batch_first", False) else steps
 
 
-def _weights(module: nn.RNNBase, layer: int) -> list[Tensor | None]:
-    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    return [getattr(module, f"{name}_l{layer}", None) for name in names]
+def _weights(module: nn.RNNBase, place: str) -> list[Tensor | None]:
+    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+    return [getattr(module, f"{name}_{place}", None) for name in names]
 
 
-def _unroll(kind: str, steps: Tensor, weights: Sequence[Tensor | None], at: int, layer: int) -> tuple[Gates, Tensor]:
+def _unroll(kind: str, steps: Tensor, weights: Sequence[Tensor | None]) -> tuple[dict[str, Tensor], Tensor]:
     hidden: Tensor | None = None
     cell: Tensor | None = None
     gates, outputs = [], []
@@ -87,14 +92,14 @@ def _unroll(kind: str, steps: Tensor, weights: Sequence[Tensor | None], at: int,
         opened, hidden, cell = _step(kind, inputs, hidden, cell, weights)
         gates.append(opened)
         outputs.append(hidden)
-    return Gates(at, layer, _means(kind, gates)), torch.stack(outputs)
+    return _means(kind, gates), torch.stack(outputs)
 
 
 def _step(
     kind: str, inputs: Tensor, hidden: Tensor | None, cell: Tensor | None, weights: Sequence[Tensor | None]
 ) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None]:
     """One step: the gates in front of their sigmoids, the new state and cell."""
-    into, across, first, second = (None if one is None else one.detach().float() for one in weights)
+    into, across, first, second, projection = (None if one is None else one.detach().float() for one in weights)
     assert into is not None
     assert across is not None
     size = across.shape[1]
@@ -102,9 +107,10 @@ def _step(
     given, kept = functional.linear(inputs.detach().float(), into, first), functional.linear(before, across, second)
     if kind == "LSTM":
         taken, forget, new, out = (given + kept).chunk(4, -1)
-        past = torch.zeros_like(before) if cell is None else cell
+        past = torch.zeros_like(forget) if cell is None else cell
         cell = forget.sigmoid() * past + taken.sigmoid() * new.tanh()
-        return (taken, forget, out), out.sigmoid() * cell.tanh(), cell
+        state = out.sigmoid() * cell.tanh()
+        return (taken, forget, out), state if projection is None else functional.linear(state, projection), cell
     (reset, update, new), (reset_kept, update_kept, new_kept) = given.chunk(3, -1), kept.chunk(3, -1)
     reset, update = reset + reset_kept, update + update_kept
     proposed = (new + reset.sigmoid() * new_kept).tanh()

@@ -43,6 +43,7 @@ GATES = {
     "least_gate_mean": ("what it multiplies does not pass, a state that is lost or an input that never enters",
                         "start this gate's bias at zero, or at 1 where it keeps the state"),
 }  # fmt: skip
+DEEP = 16  # blocks with norms behind their sums that need a warm-up: BERT-base has 12, and trains with a short one
 ENOUGH, FEW = 8, 4  # choices per expert from which chance leaves none out; siblings from which on they have a median
 
 
@@ -153,6 +154,10 @@ def find_odd_stream(seen: Sequence[Seen]) -> Iterator[Finding]:
     attending = {block_of(one.name): one for one, _ in of_kind(seen, Attention) if block_of(one.name)}
     if len(attending) > 2 and not additions:
         yield _tell("no_shortcuts", None, next(iter(attending.values())), {"blocks": float(len(attending))})
+    behind = [(one, about) for one, about in additions if not about.summed]
+    if len(attending) >= DEEP and len(behind) >= len(attending):
+        kept = math.prod(1 / math.hypot(1, one.values["branch_over_stream"]) for one, _ in behind)
+        yield _tell("deep_post_norm", None, behind[1][0], {"blocks": float(len(attending)), "kept": kept})
     scaled = [(one, about) for one, about in additions if abs(about.factor) > 1]
     twice = [(one, about) for one, about in scaled if about.again]
     if len(scaled) < FEW and not twice:
@@ -176,7 +181,8 @@ def find_odd_stream(seen: Sequence[Seen]) -> Iterator[Finding]:
 
 def find_shut_gates(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Gates of recurrent layers that let nothing through: shut in the mean, whatever comes in."""
-    for one in seen:
+    first = {one.name.partition("#")[0]: one for one in reversed(seen)}  # of a cell in a loop the first call speaks
+    for one in reversed(first.values()):
         gates = {name: value for name, value in one.values.items() if name.endswith("_gate_mean")}
         if "update_gate_mean" in gates:
             read = 1 - gates["update_gate_mean"]  # what a GRU does not keep, it reads

@@ -199,7 +199,8 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             born, held = self._born.get(stream, 0), self._sums.get(branch, {})
             again = stream in self._sums and held.get(stream) == born  # a sum that is added to what holds it already
             factor = self._factors.get(stream, 1.0) + again
-            self.additions.append(Addition(self.calls(), self._attended, shape, sizes, behind, factor, again))
+            summed = stream in self._sums
+            self.additions.append(Addition(self.calls(), self._attended, shape, sizes, behind, factor, again, summed))
             self._attended = False
             held = {**self._sums.get(stream, {}), **held, stream: born}
             for key in keys_of(made):

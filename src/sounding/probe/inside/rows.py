@@ -137,6 +137,7 @@ def _see_gates(calls: Sequence[OpenCall], gates: Gates, places: Mapping[str, int
     call = calls[gates.at]
     stacked = getattr(call.spec.module, "num_layers", 1) > 1
     name = f"{call.name} layer {gates.layer}" if stacked else call.name
+    name += " backward" * gates.backward
     values = {measure: float(value) for measure, value in gates.means.items()} | gates.rate
     return Seen(places[call.name], name, values, about=gates)
 

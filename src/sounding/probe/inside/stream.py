@@ -24,6 +24,7 @@ class Addition:
         behind: (mean square, largest over median, token cosine) behind it; NaN where there are no positions.
         factor: the number that the stream is multiplied by on its way around the branch.
         again: whether the branch is a sum that holds the stream already.
+        summed: whether the stream is a sum itself, and not what a norm or an activation has made of one.
     """
 
     at: int
@@ -33,6 +34,7 @@ class Addition:
     behind: Tensor
     factor: float = 1.0
     again: bool = False
+    summed: bool = False
 
     def values(self) -> dict[str, float]:
         """Measure → value, in the order of `MEASURES`."""
