@@ -47,7 +47,8 @@ def prepare(spec: Spec) -> Spec:
         for value in values:
             options = {**spec.options, **first, **({name: value} if name else {})}
             command = _find(spec.verb)
-            with _told(spec.verb), command.make_context(f"sounding {spec.verb}", _words(command, spec.verb, options)):
+            given = _defaults(command, spec.verb, options)
+            with _told(spec.verb), command.make_context(f"sounding {spec.verb}", [], default_map=given):
                 pass
     for line in spec.parts()[1:]:
         prepare(line)
@@ -59,13 +60,12 @@ def run_verb(verb: str, options: Mapping[str, Any], stack: Sequence[str] = ()) -
     printed = io.StringIO()
     command = _find(verb)
     with tempfile.TemporaryDirectory() as scratch:
-        words = ["--json", *_words(command, verb, options)]
+        given = _defaults(command, verb, options)
         if verb == "train":
-            # two tasks of the same options must not share a checkpoint
-            words = ["--checkpoint", str(Path(scratch) / "run"), *words]
+            given["checkpoint"] = str(Path(scratch) / "run")  # two tasks of the same options must not share one
         # remarks of a task would come from many tasks at once
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()), _told(verb):
-            code = command.main(words, prog_name=f"sounding {verb}", standalone_mode=False)
+            code = command.main(["--json"], prog_name=f"sounding {verb}", standalone_mode=False, default_map=given)
     if code == ExitCode.INTERRUPTED:
         raise KeyboardInterrupt  # what was printed is a part of the result
     found = json.loads(printed.getvalue())
@@ -97,31 +97,23 @@ def _told(verb: str) -> Any:
         raise UsageError(f"{verb}: {error.format_message()}") from error
 
 
-def _words(command: click.Command, verb: str, options: Mapping[str, Any]) -> list[str]:
-    """The command line that says these options: flags, lists with commas or repeated, arguments in their places."""
+def _defaults(command: click.Command, verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options under the names by which click knows them; lists with commas, or repeated, as they are typed."""
     known = {text.lstrip("-").replace("-", "_"): option for option in command.params for text in option.opts}
-    words: list[str] = []
-    last: list[str] = []
+    found: dict[str, Any] = {}
     for name, value in options.items():
+        values = [str(part) for part in value] if isinstance(value, list) else [str(value)]
         if verb == "train" and name == SEED:
-            values = value if isinstance(value, list) else [value]
-            words.append(f"--seeds={','.join(map(str, values))},")  # the comma: these seeds, not so many
+            found["seeds"] = f"{','.join(values)},"  # the comma: these seeds, not so many
             continue
         option = known.get(name)
-        if option is None or name in OURS:
+        if option is None or option.name is None or name in OURS:
             names = sorted(one for one in set(known) - OURS if len(one) > 1)
             raise UsageError(f"{verb} has no option {name!r} in a sweep", hint=f"one of {', '.join(names)}")
-        several = [str(part) for part in value] if isinstance(value, list) else [str(value)]
-        if isinstance(option, click.Argument):
-            last += several
-        elif isinstance(option, click.Option) and option.is_flag:
-            words += option.opts[:1] if value else option.secondary_opts[:1]
-        # in one word with its name, since a value may begin with a dash
-        elif option.multiple:
-            words += [f"{max(option.opts, key=len)}={part}" for part in several]
-        else:
-            words.append(f"{max(option.opts, key=len)}={','.join(several)}")
-    return [*words, *(["--", *last] if last else [])]  # behind -- an argument may begin with a dash
+        several = option.nargs != 1 or option.multiple
+        flag = isinstance(option, click.Option) and option.is_flag
+        found[option.name] = bool(value) if flag else values if several else ",".join(values)
+    return found
 
 
 def _runs(found: Mapping[str, Any], options: Mapping[str, Any], stack: Sequence[str]) -> list[dict[str, Any]]:
