@@ -260,7 +260,8 @@ def _forward(
             measured[at] |= {name: (float(mean[place]), float(sd[place])) for name, (mean, sd) in moments.items()}
     for at, signal in known.items():
         directions = scatter.directions[at]
-        if 1 < samples <= MOST_SPECTRUM and samples == whole and directions >= 1:
+        # of sub-grids, pairs of neighbours stand for pairs that are farther apart: too few directions, too low a rank
+        if 1 < samples <= MOST_SPECTRUM and samples == whole and directions >= 1 and signal.is_full:
             features = description.nodes[at].features * signal.points.positions
             drawn = spread_of_spectrum(signal.sample_gram, _common(signal), width=directions, features=features)
             for name, (mean, sd) in drawn.items():
