@@ -356,6 +356,25 @@ def test_one_bad_bias_is_the_only_thing_that_is_changed() -> None:
     assert "loss after 10 steps" in str(found)
 
 
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_a_sound_network_of_the_library_is_left_as_it_is(family: str) -> None:
+    """Another start learns one batch by heart sooner; where nothing is found that is no reason to draw all anew."""
+    model, inputs, targets = hf(SPECS[family])
+    found = sounding.recommend(model, inputs, targets, exclude=SLOW_CURES, generator=draw())
+    assert found.best.methods == ()
+    assert found.sentence == "Recommended: as it is"
+
+
+@pytest.mark.slow
+def test_one_large_weight_is_no_reason_to_draw_the_others_anew() -> None:
+    """It trains faster by heart than the drawn one does: if mending does not serve, nothing else is recommended."""
+    model, inputs, targets = hf(SPECS["llama"])
+    matrix_of(model)[1].mul_(100)
+    found = sounding.recommend(model, inputs, targets, exclude=SLOW_CURES, generator=draw())
+    assert found.best.methods in ((), ("redraw",))
+    assert found.best.methods or "takes away odd_scale and serves as well" in found.sentence
+
+
 def test_a_network_of_nan_is_redrawn_and_never_called_fit_as_it_is() -> None:
     """Without a cure in reach the sentence says that nothing helps; a measure that is not there is a dash."""
     torch.manual_seed(0)

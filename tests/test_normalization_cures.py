@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -153,3 +154,23 @@ def test_one_sided_weights_collapse_the_rank_in_spite_of_batch_norm() -> None:
     values = torch.tensor(ratios)
     assert float(values.mean() + 2 * values.std() / 2) < 0.5
     assert float(model.get_submodule("1.linear").weight.detach().min()) >= 0  # type: ignore[operator, union-attr]
+
+
+@pytest.mark.parametrize(
+    "cure",
+    [
+        lambda model, x: add_batchnorm_(model, x, kind="rms"),
+        lambda model, _: swap_normalization_(model, kind="rms"),
+        lambda model, _: swap_normalization_(model, kind="none"),
+    ],
+)
+def test_an_encoder_of_torch_runs_its_new_norms_in_evaluation_too(cure: Callable[[nn.Module, Tensor], object]) -> None:
+    """Its fused path would read the weights of the layers and pass by what stands in their place."""
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model, x = nn.TransformerEncoder(layer, 2), torch.randn(4, 5, 16, generator=torch.Generator().manual_seed(0))
+    cure(model, x)
+    trained = model.train()(x)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model.eval()(x), trained, rtol=TOLERANCE.float32_forward, atol=TOLERANCE.float32_forward
+        )

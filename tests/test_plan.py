@@ -269,6 +269,12 @@ def test_bad_models_and_inputs_are_refused(model: Any, inputs: Any, message: str
         sounding.plan(model, inputs, method="haar" if message != "raised" else "lsuv")
 
 
+def test_a_plan_that_changes_nothing_is_refused_with_the_reason() -> None:
+    model = Mlp(6, 3, depth=3, width=8, norm="batch")
+    with pytest.raises(UsageError, match=r"finds nothing to change; 1\.linear: a norm follows it already"):
+        sounding.plan(model, make_inputs(features=6), method="add_batchnorm")
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, NumericalError("boom")])
 def test_interrupted_in_the_middle_the_model_is_as_it_was(
     error: BaseException, monkeypatch: pytest.MonkeyPatch

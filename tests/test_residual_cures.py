@@ -34,6 +34,18 @@ class Block(nn.Module):
         return x + torch.sigmoid(self.gate(inside)) * self.value(inside)
 
 
+class Scaled(nn.Module):
+    """A branch behind a vector of the block's own, as in ConvNeXt."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, width), nn.Linear(width, width)
+        self.gamma = nn.Parameter(torch.full((width,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.gamma * self.down(self.up(self.norm(x)).tanh())
+
+
 def encoder(layers: int = 3, *, norm_first: bool = False) -> nn.Module:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True, norm_first=norm_first)
@@ -133,6 +145,19 @@ def test_the_stream_of_a_deep_network_keeps_its_size_by_the_root_rule_and_gpt2_h
     assert 1.5 < float(model(inputs).detach().square().mean()) < 3
     gpt2, tokens, _ = hf("hf:gpt2,layers=2,hidden=64")
     assert not scale_branches_(gpt2, tokens).changed
+
+
+def test_a_factor_goes_in_front_of_a_layer_scale_that_the_block_holds_itself() -> None:
+    torch.manual_seed(0)
+    blocks = [Scaled(16) for _ in range(6)]
+    model, x = nn.Sequential(*blocks), torch.randn(8, 16, generator=draw())
+    branch, gamma = (blocks[0](x) - x).detach(), blocks[0].gamma.detach().clone()
+    assert len(scale_branches_(model, x, rule="completep", base=1).changed) == 6
+    torch.testing.assert_close(
+        (blocks[0](x) - x).detach(), branch / 3, rtol=TOLERANCE.float32_forward, atol=TOLERANCE.float32_forward
+    )  # 2 · base/6
+    assert torch.equal(blocks[0].gamma, gamma)
+    assert "a factor for every feature already" in scale_branches_(model, x, rule="layerscale").untouched[0].reason
 
 
 @pytest.mark.parametrize("rule", ["deepnorm", "layerscale", "completep"])

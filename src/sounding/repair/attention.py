@@ -14,7 +14,7 @@ from sounding.errors import UsageError
 from sounding.probe.state import unwrap
 from sounding.repair.changes import Change, Untouched
 from sounding.repair.cure import Steps, cure
-from sounding.repair.layers import NameFilter, left_out, weight_of, width_of
+from sounding.repair.layers import NameFilter, left_out, unfuse, weight_of, width_of
 
 QUERY_KEY = re.compile(r"^(q|k|query|key|to_q|to_k|wq|wk)(_?proj|_lin)?$", re.IGNORECASE)
 # layers that give out queries, keys and values one behind the other; others (query_key_value) mix them by heads
@@ -56,6 +56,7 @@ def qk_norm_(
     for name, module, parts in attentions:
         filtered = left_out(name, module, include, exclude)
         why = filtered or _normalize(module, parts, heads, getattr(root, "config", None))
+        unfuse(root, [module])
         if why:
             untouched.append(Untouched(name, why))
         else:
@@ -162,8 +163,6 @@ def _normalize(module: nn.Module, parts: dict[str, nn.Module], heads: int | None
         size, like = module.embed_dim // module.num_heads, module.out_proj.weight
         for name in ("query_scale", "key_scale"):
             module.register_parameter(name, nn.Parameter(like.new_ones(size)))
-        # without this a layer around it would take a path of torch's own that knows nothing of the norm
-        module.register_forward_hook(_as_it_is)
         return ""
     if any(hasattr(part, name) for part in parts.values() for name in ("query_scale", "key_scale")):
         return "its queries and keys are normalized already"
@@ -181,7 +180,3 @@ def _normalize(module: nn.Module, parts: dict[str, nn.Module], heads: int | None
             part.register_parameter(scale, nn.Parameter(weight_of(part).new_ones(size)))
         part.register_forward_hook(normalize_output)
     return ""
-
-
-def _as_it_is(_module: nn.Module, _arguments: Any, output: Any) -> Any:
-    return output

@@ -19,8 +19,8 @@ from sounding.repair.mend import MENDS
 from sounding.repair.methods import METHODS
 from sounding.repair.normalization import NORMS
 from sounding.repair.orthogonalize import HOMOGENEOUS
-from sounding.repair.passes import Inputs, call_order
-from sounding.repair.snapshot import take_snapshot, undisturbed
+from sounding.repair.passes import Inputs, call_layers
+from sounding.repair.snapshot import take_snapshot
 
 Candidate = tuple[tuple[str, ...], dict[str, dict[str, Any]]]
 RELU_GAIN = 2**0.5  # He: half of the units are 0, so the others carry twice the mean square
@@ -56,8 +56,7 @@ def list_candidates(model: nn.Module, inputs: Inputs, findings: Sequence[Finding
         with contextlib.suppress(UsageError, TargetError):  # no branch was found
             find_branches(model, inputs)
             found += ["scale_branches", "zero_residual"]
-    with undisturbed(model):
-        order = [module for _, module in call_order(model, inputs)]
+    order = [call.module for call in call_layers(model, inputs)]
     batch_normed = any(isinstance(module, BATCH_NORMS) for module in order)
     normed = any(isinstance(module, NORMS) for module in order)
     shapable = any(is_activation(module) and not isinstance(module, HOMOGENEOUS) for module in order)

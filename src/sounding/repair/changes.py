@@ -58,6 +58,12 @@ class Changes:
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
 
+    @property
+    def why_nothing(self) -> str:
+        """In an error's words, that nothing was changed and why."""
+        reasons = [*(f"{one.name}: {one.reason}" for one in self.untouched[:3]), *self.notes]
+        return "; ".join([f"{self.method} finds nothing to change", *reasons])
+
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return fields_of(self, "method changed untouched notes settings")

@@ -17,11 +17,11 @@ from sounding.probe.check import check
 from sounding.probe.findings.collapse import share_outside
 from sounding.probe.losses import Loss
 from sounding.probe.records import SEVERITIES, Finding, Report
+from sounding.probe.state import unwrap
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.profile import Estimate
 from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS
-from sounding.repair.passes import call_model, call_order, hooked
-from sounding.repair.snapshot import undisturbed
+from sounding.repair.passes import call_layers, hooked
 
 GROUPS = 16  # left out in turn: the jackknife’s error is then itself known to a fifth, 1/√(2·15)
 SAMPLES = 256  # whose inner products are taken; their cost grows with the square
@@ -255,22 +255,19 @@ def _look_inside(model: nn.Module, inputs: Any) -> tuple[Estimate, Estimate, flo
     batch = make_batch(inputs, None)
     call = batch.arguments if batch.arguments else dict(batch.keywords)
     grams: list[Tensor | None] = []
-    with undisturbed(model), torch.no_grad():
-        order = [module for _, module in call_order(model, call)]
-        layers = {id(module): module for module in order if isinstance(module, WEIGHT_LAYERS)}
-        handles = [
-            module.register_forward_pre_hook(lambda _, arguments: grams.append(_gram(arguments[0])))
-            for module in layers.values()
-        ]
-        with hooked(handles):
-            call_model(model, call)
+    handles = [
+        module.register_forward_pre_hook(lambda _, arguments: grams.append(_gram(arguments[0])))
+        for module in unwrap(model).modules()
+        if isinstance(module, WEIGHT_LAYERS)
+    ]
+    with hooked(handles):
+        order = [one.module for one in call_layers(model, call)]
     centred = [
         isinstance(following, BATCH_NORMS)  # whether the norm takes the mean away
         for module, following in zip(order, [*order[1:], None], strict=True)
-        if id(module) in layers
+        if isinstance(module, WEIGHT_LAYERS)
     ]
-    # a network of the user's may call other layers in its second pass than in its first
-    if not grams or grams[-1] is None or len(centred) != len(grams):
+    if not grams or grams[-1] is None:
         return Estimate(math.nan), Estimate(math.nan), math.nan
     shares = [_share(gram, alone=free) for gram, free in zip(grams, centred, strict=True) if gram is not None]
     spread = math.exp(sum(math.log(max(share, TINY)) for share in shares) / len(shares))

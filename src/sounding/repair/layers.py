@@ -115,6 +115,14 @@ def select_layers(
     return chosen, untouched
 
 
+def unfuse(model: nn.Module, changed: Iterable[nn.Module]) -> None:
+    """Let torch's encoder layers call the parts that have changed: their fused path knows plain ones alone."""
+    parts = set(changed)
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoderLayer) and parts & set(module.modules()):
+            module.activation_relu_or_gelu = 0  # what that path asks for
+
+
 def fan_in(module: nn.Module) -> int:
     """How many inputs one output of a Linear or convolution layer sums."""
     if isinstance(module, TRANSPOSED):

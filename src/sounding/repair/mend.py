@@ -230,9 +230,9 @@ def _mend(
     if not changed:
         why = next(iter(untouched.values()), None)
         raise UsageError(
-            f"{method} finds nothing to mend: the audit names no {' or '.join(kinds)}"
-            + (f" that may be changed ({why.name}: {why.reason})" if why else ""),
-            hint="include='*', which takes them all",
+            f"{method} finds nothing to mend: {'the audit names' if include is None else 'the filter takes'} no "
+            f"{' or '.join(kinds)}" + (f" that may be changed ({why.name}: {why.reason})" if why else ""),
+            hint="include='*', which takes them all" if include is None else "another name filter",
         )
     yield from untouched.values()
 

@@ -21,6 +21,7 @@ from sounding.repair.layers import (
     left_out,
     select_layers,
     sort_out,
+    unfuse,
     weight_of,
     width_of,
 )
@@ -34,7 +35,7 @@ from sounding.repair.norm_layers import (
     make_norm,
     put_norm_after_,
 )
-from sounding.repair.passes import Inputs, call_flow, check_inputs
+from sounding.repair.passes import Inputs, call_layers, check_inputs
 from sounding.repair.snapshot import undisturbed
 
 CHANNEL_NORMS = (*BATCH_NORMS, nn.GroupNorm, ChannelRMSNorm)
@@ -69,22 +70,18 @@ def add_batchnorm_(
             "add_batchnorm adds a normalization, got kind 'none'", hint="swap_normalization(model, kind='none')"
         )
     layers, untouched = select_layers(model, (nn.Linear, *CONVOLUTIONS), include=include, exclude=exclude)
-    # every linear map is listened to, also those that the filters leave out: the last one must be known
-    modules = list(model.modules())
-    given, taken = call_flow(
-        model,
-        inputs,
-        [module for module in modules if isinstance(module, (nn.Linear, *CONVOLUTIONS))],
-        [module for module in modules if isinstance(module, NORMS)],
-    )
-    axes = {id(module): len(shape) for module, shape in reversed(given)}  # of its first call
-    normed = {id(giver) for _, giver in taken}
-    last = None if include is not None or not given else given[-1][0]
+    calls = call_layers(model, inputs)
+    # every linear map counts, also those that the filters leave out: the last one must be known
+    given = [one for one in calls if one.shape and isinstance(one.module, (nn.Linear, *CONVOLUTIONS))]
+    axes = {id(one.module): len(one.shape or ()) for one in reversed(given)}  # of its first call
+    normed = {id(one.giver) for one in calls if isinstance(one.module, NORMS)}
+    last = None if include is not None or not given else given[-1].module
     chosen, others = sort_out(layers, lambda _, layer: _why_no_norm(layer, axes, normed, last))
     for name, layer in chosen:
         axis: Axis = "last" if isinstance(layer, nn.Linear) else "channel"
         norm = make_norm(kind, weight_of(layer).shape[0], axis=axis, dimensions=axes[id(layer)])
         put_norm_after_(layer, norm)
+        unfuse(model, [layer])
         yield Change(name, "output", "not normalized", f"{type(norm).__name__}")
     yield from (*untouched, *others)
 
@@ -121,6 +118,7 @@ def swap_normalization_(
             yield Untouched(name, why)
         else:
             setattr(parent, key, swapped)
+            unfuse(model, [swapped])
             yield Change(name, "module", type(norm).__name__, type(swapped).__name__)
 
 

@@ -15,8 +15,7 @@ from sounding.repair.changes import Untouched
 from sounding.repair.cure import Steps, cure
 from sounding.repair.initializers import set_as_reached
 from sounding.repair.layers import CONVOLUTIONS, TRANSPOSED, NameFilter, rms, weight_of
-from sounding.repair.passes import Inputs, call_order, check_inputs
-from sounding.repair.snapshot import undisturbed
+from sounding.repair.passes import Inputs, call_layers, check_inputs
 from sounding.weights import haar_frame
 
 # Singular values that few samples know badly are drawn towards the median, by this times inputs over samples. Of 12
@@ -78,11 +77,11 @@ def orthogonalize_(
         raise UsageError(f"unknown frame {frame!r}", hint="haar or slice")
     if not 0 < floor < 1:
         raise UsageError(f"floor must lie between 0 and 1, got {floor}")
-    with undisturbed(model):
-        order = call_order(model, inputs)
     # layer → the positively homogeneous activation that runs right after it, whose output is what is scaled
     followed = {
-        name: following for (name, _), (_, following) in itertools.pairwise(order) if isinstance(following, HOMOGENEOUS)
+        call.name: following.module
+        for call, following in itertools.pairwise(call_layers(model, inputs))
+        if isinstance(following.module, HOMOGENEOUS)
     }
 
     def fill(layer: nn.Module, x: Tensor, name: str) -> None:

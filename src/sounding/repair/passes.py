@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -79,50 +81,39 @@ def hooked(handles: list[torch.utils.hooks.RemovableHandle]) -> Iterator[None]:
             handle.remove()
 
 
-def call_flow(
-    model: nn.Module, inputs: Inputs, givers: Iterable[nn.Module], takers: Iterable[nn.Module]
-) -> tuple[list[tuple[nn.Module, torch.Size]], list[tuple[nn.Module, nn.Module | None]]]:
-    """One pass in training mode: each call of a giver with the shape of what it gave, and each call of a
-    taker with the giver whose very output it took, if any.
-    """
-    given: list[tuple[nn.Module, torch.Size]] = []
-    taken: list[tuple[nn.Module, nn.Module | None]] = []
-    outputs: dict[int, nn.Module] = {}
-    kept: list[Tensor] = []  # holds the outputs, so that an id is never reused within the pass
+@dataclass(eq=False)
+class Call:
+    """One call of a layer in a forward pass."""
 
-    def before(module: nn.Module, arguments: tuple[Any, ...]) -> None:
-        # tokens and masks are no signal that a norm could have given
-        if len(arguments) == 1 and isinstance(arguments[0], Tensor) and arguments[0].is_floating_point():
-            taken.append((module, outputs.get(id(arguments[0]))))
-
-    def after(module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
-        if isinstance(output, Tensor):
-            given.append((module, output.shape))
-            outputs[id(output)] = module
-            kept.append(output)
-
-    handles = [module.register_forward_pre_hook(before) for module in takers]
-    handles += [module.register_forward_hook(after) for module in givers]
-    with hooked(handles), undisturbed(model), torch.no_grad():
-        call_model(model, inputs)
-    return given, taken
+    name: str
+    module: nn.Module
+    giver: nn.Module | None  # the layer whose very output it took as its only argument
+    shape: torch.Size | None = None  # of its output, where that is one tensor
 
 
-def call_order(model: nn.Module, inputs: Inputs) -> list[tuple[str, nn.Module]]:
-    """The leaf modules in the order in which one forward pass calls them (a module called twice is listed twice).
+def call_layers(model: nn.Module, inputs: Inputs) -> list[Call]:
+    """The calls of leaf modules in the order in which one forward pass in training mode makes them.
 
     A weight layer that carries its own norm is listed too, before the norm.
     """
-    order: list[tuple[str, nn.Module]] = []
+    calls: list[Call] = []
+    givers: dict[int, nn.Module] = {}
+    kept: list[Tensor] = []  # holds the outputs, so that an id is never reused within the pass
 
-    def record(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        return lambda module, _: order.append((name, module))
+    def enter(name: str, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        calls.append(Call(name, module, givers.get(id(arguments[0])) if len(arguments) == 1 else None))
 
-    leaves = [
-        (name, m)
-        for name, m in unwrap(model).named_modules()
-        if isinstance(m, WEIGHT_LAYERS) or not any(True for _ in m.children())  # a module without children is a leaf
-    ]
-    with hooked([m.register_forward_pre_hook(record(name)) for name, m in leaves]), torch.no_grad():
+    def leave(module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
+        if isinstance(output, Tensor):
+            next(call for call in reversed(calls) if call.module is module).shape = output.shape
+            givers.setdefault(id(output), module)  # what only hands a tensor on did not make it
+            kept.append(output)
+
+    handles = []
+    for name, module in unwrap(model).named_modules():
+        if isinstance(module, WEIGHT_LAYERS) or not any(True for _ in module.children()):
+            handles.append(module.register_forward_pre_hook(functools.partial(enter, name)))
+            handles.append(module.register_forward_hook(leave))
+    with hooked(handles), undisturbed(model), torch.no_grad():
         call_model(model, inputs)
-    return order
+    return calls

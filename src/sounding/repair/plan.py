@@ -75,6 +75,10 @@ def plan(
         changes = tuple(
             one.run(root, batch, options=values, generator=generator, progress=progress) for one, values in chosen
         )
+        if changes and not any(one.changed for one in changes):
+            raise UsageError(
+                ". ".join(one.why_nothing for one in changes), hint="another method, or another name filter"
+            )
         after = take_snapshot(root)
         repaired = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
         before.restore()

@@ -16,7 +16,7 @@ from sounding.probe.state import unwrap
 from sounding.repair.changes import Change, Untouched
 from sounding.repair.cure import Steps, cure
 from sounding.repair.layers import FROZEN, WEIGHT_LAYERS, NameFilter, left_out, sort_out
-from sounding.repair.passes import Inputs, call_model, call_order, check_inputs, hooked, map_tensors, sample_count
+from sounding.repair.passes import Inputs, call_layers, call_model, check_inputs, hooked, map_tensors, sample_count
 from sounding.repair.snapshot import undisturbed
 
 Progress = Callable[[str, int, float], None]
@@ -142,15 +142,14 @@ def _groups(
                 f"the model has no module called {missing[0]!r}", hint=f"one of {', '.join(list(modules)[1:9])}"
             )
         return [[_Place(name, modules[name], "output")] for name in wanted]
-    order = call_order(model, inputs)
-    weighted = [(name, module) for name, module in order if isinstance(module, WEIGHT_LAYERS)]
+    weighted = [one for one in call_layers(model, inputs) if isinstance(one.module, WEIGHT_LAYERS)]
     if len(weighted) < 2:
         raise UsageError(
             f"expected a network with a hidden layer, got {type(model).__name__} with {len(weighted)} weight layers"
         )
     # backwards from the last, which is always among them; the first layer is given the inputs themselves
     stride = math.ceil((len(weighted) - 1) / PLACES) if together else len(weighted)
-    return [[_Place(f"input of {name}", module, "input") for name, module in weighted[:0:-stride][::-1]]]
+    return [[_Place(f"input of {one.name}", one.module, "input") for one in weighted[:0:-stride][::-1]]]
 
 
 def _trainable(

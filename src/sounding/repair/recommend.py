@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, get_args
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from torch import nn
 from sounding.encoding import fields_of
 from sounding.errors import NumericalError, SoundingError, TargetError, UsageError
 from sounding.probe.losses import Loss, training_loss
-from sounding.probe.records import STATUSES, Status
+from sounding.probe.records import SEVERITIES, STATUSES, Finding, Status, TheoryKind
 from sounding.probe.state import set_mode
 from sounding.probe.thresholds import THRESHOLDS
 from sounding.reader.blame import blame
@@ -26,7 +26,6 @@ from sounding.repair.methods import METHODS, choose_methods
 from sounding.repair.passes import Inputs
 from sounding.repair.plan import check_model, open_batch
 from sounding.repair.snapshot import take_snapshot
-from sounding.repair.tune import MARGIN
 
 LEGEND = (
     "Score: how much of the signal arrives, from 0 to 1. Directions: in how many independent ways samples differ "
@@ -59,6 +58,7 @@ class Tried:
         caused: kinds of findings that were not there before.
         changed: how many parts of the model it changes.
         trained: the loss that a few steps of training on a copy reach after it; NaN where it was not tried.
+        findings: what the check finds then; what theory alone says is not among them, since no cure is a random draw.
     """
 
     methods: tuple[str, ...]
@@ -71,6 +71,7 @@ class Tried:
     caused: tuple[str, ...]
     changed: int = 0
     trained: float = math.nan
+    findings: tuple[Finding, ...] = ()
 
     @property
     def name(self) -> str:
@@ -78,9 +79,9 @@ class Tried:
         return " + ".join(self.methods) or AS_IT_IS
 
     @property
-    def _cure(self) -> Candidate:
-        """As candidates are listed."""
-        return self.methods, self.options
+    def counts(self) -> list[int]:
+        """How many findings there are of each severity, the highest first."""
+        return [sum(one.severity == severity for one in self.findings) for severity in SEVERITIES]
 
     @property
     def healthy(self) -> bool:
@@ -106,7 +107,7 @@ class Recommendation:
     """
 
     tried: tuple[Tried, ...]
-    failed: tuple[tuple[str, str], ...] = field(default=())
+    failed: tuple[tuple[str, str], ...] = ()
     cause: str = ""
     steps: int = 0
     reason: str = ""
@@ -125,7 +126,8 @@ class Recommendation:
             because = f", because {self.reason}" if self.reason else ""
             return f"Recommended: {best.name} ({best.cost}; {best.side_effects}{tried}){because}"
         if best.healthy:
-            return f"Recommended: {AS_IT_IS}"
+            left = ", ".join(dict.fromkeys(one.kind for one in best.findings if one.severity != "low"))
+            return f"Recommended: {AS_IT_IS}" + (f"; no cure takes away {left} and serves as well" if left else "")
         better = " and trains no worse than it does now" if self.steps else ""
         return (
             f"Recommended: none of these; the network is {best.status}, and no cure that was tried makes it healthy"
@@ -186,11 +188,11 @@ def recommend(
 ) -> Recommendation:
     """Try every applicable cure, and sensible combinations, on a copy; rank them. The model itself is never touched.
 
-    Where theory can blame one thing for what is wrong (`sounding.reader.blame`), the cure of that alone is tried too.
+    A cure is recommended only if it takes away something that the check finds: a finding of high or medium severity,
+    or, by mending the one thing that the audit names or theory blames (`sounding.reader.blame`), one of low severity.
     Where there is something to train for, the likeliest also train for a few steps, each on a copy and by the better of
-    two learning rates. A cure is recommended only if that shows it: a healthy model must train better by a twentieth
-    with it, an unhealthy one no worse. What mends the findings of the audit goes before what draws the network anew; of
-    those that train alike the one that changes the least comes first.
+    two learning rates, and a cure must not train worse than the model as it is. What mends goes before what draws the
+    network anew; of those that serve alike the one with the fewest methods and the least change comes first.
 
     Args:
         model: any module that can be copied.
@@ -220,7 +222,7 @@ def recommend(
     start = take_snapshot(root)
     before = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
     left_out = {method.name for method, _ in choose_methods(exclude)}  # unknown names are refused here
-    blamed, told = _blame(root, shown[0], loss)
+    blamed, cause = _blame(root, shown[0], loss)
     listed = list_candidates(root, batch, before.report.verdict.findings)
     listed += [cure for cure in blamed if cure not in listed]
     candidates = [one for one in listed if not left_out & set(one[0])]
@@ -240,26 +242,116 @@ def recommend(
             failed.append((name, error.message))
         finally:
             start.restore()
-    # nothing was found, and gradients would cross four times the depth: such a model needs no cure
-    sound = not before.report.verdict.findings and _crosses(before.vitals)
-    ranked = _rank(tried, sound=sound, special=blamed)
-    untrained = Recommendation(ranked, tuple(failed), told, reason=_tell_why(ranked, blamed, 0))
-    if sound or not steps:
-        return untrained
-    trained = {}
-    for item in _likeliest(ranked, blamed):
-        if progress is not None:
-            progress(len(candidates), len(candidates), f"training with {item.name}")
-        try:
-            _change(root, batch, item._cure, generator)
-            trained[id(item)] = _train(root, shown, loss, steps)
-        finally:
-            start.restore()
-    if all(math.isnan(value) for value in trained.values()):
-        return untrained
-    known = [replace(item, trained=trained.get(id(item), math.nan)) for item in ranked]
-    ranked = _rank_trained(known, blamed)
-    return Recommendation(ranked, tuple(failed), told, steps, _tell_why(ranked, blamed, steps))
+    choice = _Choice(tuple(tried), blamed)
+    if steps and choice.helping:
+        trained = {}
+        for item in choice.likeliest():
+            if progress is not None:
+                progress(len(candidates), len(candidates), f"training with {item.name}")
+            try:
+                _change(root, batch, (item.methods, item.options), generator)
+                trained[id(item)] = _train(root, shown, loss, steps)
+            finally:
+                start.restore()
+        if not all(math.isnan(value) for value in trained.values()):
+            known = [replace(item, trained=trained.get(id(item), math.nan)) for item in tried]
+            choice = _Choice(tuple(known), blamed, steps)
+    return Recommendation(choice.ranked(), tuple(failed), cause, choice.steps, choice.why())
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """How the cures that were tried compare, by their losses after some steps or, without these, by their scores."""
+
+    tried: tuple[Tried, ...]
+    blamed: list[Candidate]  # the cures of what theory blames
+    steps: int = 0
+
+    @property
+    def was(self) -> Tried:
+        """The model as it is."""
+        return next(item for item in self.tried if not item.methods)
+
+    @property
+    def helping(self) -> list[Tried]:
+        """The cures that take away what the check finds, the best first.
+
+        Those that mend may heal a note, too; the others must leave less than mending does.
+        """
+        mends = [item for item in self.tried if self._mends(item)]
+        least = min(map(self._weight, [self.was, *mends]))
+        mending = [item for item in mends if self._heals(item) or item.counts < self.was.counts]
+        return [item for item in self._ordered() if item in mending or self._weight(item) < least]
+
+    def likeliest(self) -> list[Tried]:
+        """What is worth training: the model as it is, some cures that mend, and some of the others."""
+        mends = [item for item in self.helping if self._mends(item)]
+        others = [item for item in self.helping if item not in mends]
+        return [self.was, *mends[:OF_EACH], *others[:OF_EACH]]
+
+    def ranked(self) -> tuple[Tried, ...]:
+        """All of them, the one to take first, the others by what the check says and by score."""
+        first = self._first()
+        return (first, *(item for item in self._ordered() if item is not first))
+
+    def why(self) -> str:
+        """Why the first is the first, as the end of a sentence."""
+        first = self._first()
+        if not first.methods:
+            return ""
+        losses = f"the loss after {self.steps} steps is {first.trained:.3g} with it and {self.was.trained:.3g} without"
+        if self._mends(first):
+            only = "it changes only what the audit names or theory blames"
+            return f"{only}, and {losses}; what draws the other weights anew comes after it" if self.steps else only
+        lowest = self._loss(first) <= min(self._loss(item) for item in self._serving())
+        if self.steps:
+            return losses + ("" if lowest else ", and it is the simplest of those that train alike")
+        return "its score is the highest" if lowest else "it needs the fewest cures of nearly that score"
+
+    def _first(self) -> Tried:
+        serving = self._serving()
+        if not serving:
+            return self.was
+        line = min(map(self._loss, serving))
+        line = line * (1 + SHOWN) + TINY if self.steps else line + CLOSE
+        alike = [item for item in serving if self._loss(item) <= line]
+        return min(alike, key=lambda one: (len(one.methods), one.changed, not self._is_blamed(one), self._loss(one)))
+
+    def _serving(self) -> list[Tried]:
+        """The cures to choose among: those of the best status that do no harm, and of them those that mend."""
+        serving = [item for item in self.helping if self._serves(item)]
+        best = min((STATUSES.index(item.status) for item in serving), default=0)
+        serving = [item for item in serving if STATUSES.index(item.status) == best]
+        return [item for item in serving if self._mends(item)] or serving
+
+    def _serves(self, item: Tried) -> bool:
+        """Whether the model does as well with the cure, and clearly better where only a note is healed."""
+        if not self.steps:
+            return item.status != self.was.status or item.score >= self.was.score - CLOSE
+        line = self.was.trained * (1 + SHOWN if self._heals(item) else 1 - SHOWN) + TINY
+        return item.trained <= line and math.isfinite(item.trained)
+
+    def _heals(self, item: Tried) -> bool:
+        return self._weight(item) < self._weight(self.was)
+
+    def _weight(self, item: Tried) -> tuple[int, list[int]]:
+        """How ill the network is: its status, and then how many findings of high and of medium severity it has."""
+        return STATUSES.index(item.status), item.counts[:2]
+
+    def _mends(self, item: Tried) -> bool:
+        """Whether cures mend only what the audit named or theory blames, and leave the rest as it was made."""
+        named = bool(item.methods) and set(item.methods) <= {"batch_statistics", *MENDS}
+        return named or self._is_blamed(item)
+
+    def _is_blamed(self, item: Tried) -> bool:
+        return (item.methods, item.options) in self.blamed
+
+    def _loss(self, item: Tried) -> float:
+        return item.trained if self.steps else 1 - item.score
+
+    def _ordered(self) -> list[Tried]:
+        # Python sorts stably: of equals the one listed first stays first
+        return sorted(self.tried, key=lambda item: (STATUSES.index(item.status), -item.score, len(item.methods)))
 
 
 def _blame(model: nn.Module, batch: tuple[Any, Any], loss: str | Loss | None) -> tuple[list[Candidate], str]:
@@ -283,22 +375,9 @@ def _change(model: nn.Module, batch: Inputs, cure: Candidate, generator: torch.G
     for one, values in choose_methods(*cure):
         changes = one.run(model, batch, options=values, generator=generator)
         if not changes.changed:
-            raise UsageError(f"{one.name} changes nothing here")
+            raise UsageError(changes.why_nothing)
         count += len(changes.changed)
     return count
-
-
-def _likeliest(ranked: Sequence[Tried], special: Sequence[Candidate]) -> list[Tried]:
-    """The model as it is, what mends the audit's findings or what theory blames, and the best of the others."""
-    mends = [item for item in ranked if _mends(item, special)]
-    others = [item for item in ranked if item.methods and item not in mends]
-    return [item for item in ranked if not item.methods] + mends[:OF_EACH] + others[:OF_EACH]
-
-
-def _mends(item: Tried, special: Sequence[Candidate]) -> bool:
-    """Whether cures only mend what the audit named or theory blames: they leave the rest as the network was made."""
-    named = bool(item.methods) and set(item.methods) <= {"batch_statistics", *MENDS}
-    return named or item._cure in special
 
 
 def _train(model: nn.Module, shown: list[tuple[Any, Any]], loss: str | Loss | None, steps: int) -> float:
@@ -332,43 +411,6 @@ def _train(model: nn.Module, shown: list[tuple[Any, Any]], loss: str | Loss | No
     return min(reached)
 
 
-def _rank_trained(ranked: Sequence[Tried], special: Sequence[Candidate]) -> tuple[Tried, ...]:
-    """The cure that shows itself in training first: mending before starting anew, and of those the least change."""
-    was = next(item for item in ranked if not item.methods)
-    tried = [item for item in ranked if not math.isnan(item.trained)]
-    best = min((STATUSES.index(item.status) for item in tried), default=0)
-    pool = [item for item in tried if item.methods and STATUSES.index(item.status) == best]
-    better = STATUSES.index(was.status) > best  # a cure that makes it healthy need not train faster as well
-    line = was.trained * (1 + SHOWN if better else 1 - SHOWN)
-    pool = [item for item in pool if item.trained <= line and math.isfinite(item.trained)]
-    pool = [item for item in pool if _mends(item, special)] or pool  # what keeps the rest as it was made goes first
-    first = was
-    if pool:
-        top = min(item.trained for item in pool)
-        alike = [item for item in pool if item.trained <= top * (1 + SHOWN) + TINY]
-        first = min(alike, key=lambda item: (item.changed, -item.score))
-    return (first, *(item for item in ranked if item is not first))
-
-
-def _tell_why(ranked: Sequence[Tried], special: Sequence[Candidate], steps: int) -> str:
-    """Why the first cure is the first, as the end of a sentence."""
-    first, was = ranked[0], next((item for item in ranked if not item.methods), None)
-    if not first.methods:
-        return ""
-    only = "it changes only what the audit names or theory blames" if _mends(first, special) else ""
-    if was is None or math.isnan(first.trained):
-        highest = max(item.score for item in ranked if item.status == first.status)
-        best = (
-            "its score is the highest" if first.score == highest else "it needs the fewest cures of nearly that score"
-        )
-        return only or best
-    losses = f"the loss after {steps} steps is {first.trained:.3g} with it and {was.trained:.3g} without"
-    if only:
-        return f"{only}, and {losses}; what draws the other weights anew comes after it"
-    lowest = min(item.trained for item in ranked if not math.isnan(item.trained))
-    return losses + ("" if first.trained == lowest else ", and it changes the least of those that train alike")
-
-
 def score(vitals: Vitals) -> float:
     r"""How much of the signal arrives: what survives backwards times what survives forwards, from 0 to 1.
 
@@ -379,28 +421,6 @@ def score(vitals: Vitals) -> float:
     backwards = min(1.0, max(0.0, (LIMIT - vitals.depth_scales) / (LIMIT - FREE_SCALES)))
     found = backwards * vitals.spread
     return found if math.isfinite(found) else 0.0  # a network that gives no numbers lets no signal through
-
-
-def _crosses(vitals: Vitals) -> bool:
-    """Whether gradients would cross four times the depth."""
-    return vitals.depth_scales <= LIMIT / MARGIN
-
-
-def _rank(tried: list[Tried], *, sound: bool, special: Sequence[Candidate]) -> tuple[Tried, ...]:
-    """Healthy ones first, by score; the first of all is the simplest among those that come close to the best.
-
-    The cure of what theory blames (`special`) comes first where it makes the network sound: it leaves the rest alone.
-
-    A sound model itself comes before every cure.
-    """
-    # Python sorts stably: of equals the one listed first stays first
-    ordered = sorted(tried, key=lambda item: (STATUSES.index(item.status), -item.score, len(item.methods)))
-    top = ordered[0]
-    close = [item for item in ordered if item.status == top.status and item.score >= top.score - CLOSE]
-    close += [item for item in ordered if sound and not item.methods]
-    close += [item for item in ordered if item._cure in special and item.healthy and _crosses(item.vitals)]
-    first = min(close, key=lambda item: (len(item.methods), item._cure not in special, -item.score))
-    return (first, *(item for item in ordered if item is not first))
 
 
 def _tell(cure: Candidate, before: State, after: State, changed: int) -> Tried:
@@ -417,6 +437,7 @@ def _tell(cure: Candidate, before: State, after: State, changed: int) -> Tried:
         side_effects="; ".join(dict.fromkeys(METHODS[name].side_effects for name in methods)),
         caused=tuple(f.kind for f in after.report.verdict.findings if f.severity == "high" and f.kind not in old),
         changed=changed,
+        findings=tuple(f for f in after.report.verdict.findings if f.kind not in get_args(TheoryKind)),
     )
 
 

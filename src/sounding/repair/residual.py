@@ -195,6 +195,10 @@ def _scale(
         for name in end:
             held.parameters[name].mul_(factor)
         return Change(branch.name, "branch", f"rms {size:.3g} of {end[0]}", f"×{factor:.3g}")
+    if branch.behind and isinstance(held.scaled_module(end[0]), str):  # a vector of the block itself, a layer scale
+        if rule == "layerscale":
+            return Untouched(branch.name, f"it has a factor for every feature already ({end[0]})")
+        end = branch.writers  # which the vector multiplies
     modules = [held.scaled_module(name) for name in end if "bias" not in name]
     refused = next((module for module in modules if isinstance(module, str)), None)
     if refused is not None:

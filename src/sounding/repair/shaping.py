@@ -21,7 +21,7 @@ from sounding.profile import Estimate
 from sounding.repair.changes import Change, Untouched
 from sounding.repair.cure import Steps, cure, on_copy
 from sounding.repair.layers import BATCH_NORMS, NameFilter, left_out
-from sounding.repair.passes import Inputs, call_flow, check_inputs
+from sounding.repair.passes import Inputs, call_layers, check_inputs
 from sounding.repair.snapshot import undisturbed
 
 AFFINE_NORMS = (*BATCH_NORMS, nn.LayerNorm, nn.GroupNorm)
@@ -149,12 +149,14 @@ def _shape(activation: nn.Module, norm: nn.Module | None, gain: float, names: di
 
 def _activation_calls(model: nn.Module, inputs: Inputs) -> list[tuple[nn.Module, nn.Module | None]]:
     """Activation calls in order, each with the affine norm whose output it takes directly, if any."""
-    modules = list(model.modules())
-    norms = [module for module in modules if isinstance(module, AFFINE_NORMS)]
-    _, calls = call_flow(model, inputs, norms, [module for module in modules if is_activation(module)])
+    calls = [call for call in call_layers(model, inputs) if is_activation(call.module)]
     with undisturbed(model):
-        elementwise = {id(module) for module in dict.fromkeys(module for module, _ in calls) if _is_elementwise(module)}
-    return [(module, norm) for module, norm in calls if id(module) in elementwise]
+        elementwise = {module for module in dict.fromkeys(call.module for call in calls) if _is_elementwise(module)}
+    return [
+        (call.module, call.giver if isinstance(call.giver, AFFINE_NORMS) else None)
+        for call in calls
+        if call.module in elementwise
+    ]
 
 
 def _is_elementwise(module: nn.Module) -> bool:

@@ -16,8 +16,7 @@ from sounding.reader import read
 from sounding.repair.changes import Change, Untouched
 from sounding.repair.cure import Steps, cure
 from sounding.repair.layers import BATCH_NORMS, WEIGHT_LAYERS, NameFilter, rms, select_layers, width_of
-from sounding.repair.passes import Inputs, call_flow, call_order, check_inputs, sample_count
-from sounding.repair.snapshot import undisturbed
+from sounding.repair.passes import Call, Inputs, call_layers, check_inputs, sample_count
 from sounding.theory.batchnorm import batchnorm
 from sounding.theory.prescribe import Option, prescribe
 from sounding.theory.signal import Convolution, Elementwise, Linear
@@ -63,15 +62,15 @@ def tune_batchnorm_(
     if shift is not None and not math.isfinite(shift):
         raise UsageError(f"shift must be finite, got {shift}", hint="1.0")
     norms, untouched = select_layers(model, BATCH_NORMS, include=include, exclude=exclude)
-    with undisturbed(model):
-        order = call_order(model, inputs)
+    order = call_layers(model, inputs)
     activation = _activation_after(unwrap(model), inputs, [name for name, _ in norms])
-    calls, _ = call_flow(model, inputs, [module for _, module in norms], ())
-    if not calls:
+    tuned = {id(norm) for _, norm in norms}
+    shapes = [(call.module, call.shape) for call in order if id(call.module) in tuned and call.shape is not None]
+    if not shapes:
         raise UsageError("the forward pass calls none of the batch norms to tune", hint="another name filter")
-    averaged = min(shape.numel() // width_of(norm) for norm, shape in calls)  # samples times positions
+    averaged = min(shape.numel() // width_of(norm) for norm, shape in shapes)  # samples times positions
     samples = averaged if batch_size is None else batch_size
-    layers = depth if depth is not None else sum(multiplies(module) for _, module in order)
+    layers = depth if depth is not None else sum(multiplies(call.module) for call in order)
     notes = []
     if eps is None and scale is None and shift is None:
         option = _prescribed(activation, samples, layers, margin)
@@ -97,7 +96,7 @@ def tune_batchnorm_(
     for name, norm in norms:
         yield from _set(name, norm, chosen)
     if eps:
-        yield from _standardize_weights(order, [module for _, module in norms])
+        yield from _standardize_weights(order, tuned)
     yield from untouched
     yield from notes
     yield chosen
@@ -155,18 +154,18 @@ def _set(name: str, norm: nn.Module, chosen: Mapping[str, float]) -> Steps:
             yield Untouched(name, f"it has no {part} (affine=False), so {value:g} cannot be set")
 
 
-def _standardize_weights(order: list[tuple[str, nn.Module]], norms: list[nn.Module]) -> Steps:
+def _standardize_weights(order: list[Call], tuned: set[int]) -> Steps:
     """Rescale the weight layer before each tuned norm to variance 1/fan_in."""
-    before: tuple[str, nn.Module] | None = None
-    for name, module in order:
-        if isinstance(module, WEIGHT_LAYERS):
-            before = (name, module)
-        elif module in norms and before is not None:
-            weight = before[1].weight
+    before: Call | None = None
+    for call in order:
+        if isinstance(call.module, WEIGHT_LAYERS):
+            before = call
+        elif id(call.module) in tuned and before is not None:
+            weight = before.module.weight
             if isinstance(weight, nn.Parameter) and weight.requires_grad:
                 size, fan = rms(weight), weight[0].numel()
                 factor = 1 / (math.sqrt(fan) * size)
                 if abs(factor - 1) > 1e-3:  # a layer before two norms is rescaled once
                     weight.mul_(factor)
                     after = f"rms {factor * size:.3g}, ×{factor:.3g} to variance 1/{fan}"
-                    yield Change(before[0], "weight", f"rms {size:.3g}", after)
+                    yield Change(before.name, "weight", f"rms {size:.3g}", after)
