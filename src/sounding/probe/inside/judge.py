@@ -181,7 +181,8 @@ def find_odd_stream(seen: Sequence[Seen]) -> Iterator[Finding]:
 
 def find_shut_gates(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Gates of recurrent layers that let nothing through: shut in the mean, whatever comes in."""
-    first = {one.name.partition("#")[0]: one for one in reversed(seen)}  # of a cell in a loop the first call speaks
+    gated = [one for one in reversed(seen) if any("_gate_" in name for name in one.values)]
+    first = {one.name.partition("#")[0]: one for one in gated}  # of a cell in a loop the first call speaks
     for one in reversed(first.values()):
         gates = {name: value for name, value in one.values.items() if name.endswith("_gate_mean")}
         if "update_gate_mean" in gates:

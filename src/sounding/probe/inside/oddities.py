@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -54,24 +54,35 @@ class Mean:
     at: int | None = None
 
 
+@dataclass
+class Known:
+    """What is known of a storage since an operation has made it."""
+
+    bent: str = ""  # the activation that made it
+    features: tuple[int, int] | None = None  # the stride of the axis that holds features, and how many
+    shut: bool = False  # whether it is a gate that is shut
+    looked_up: bool = False  # whether it comes out of a table
+    shares: int | None = None  # the stride of the axis over which a softmax made it sum to one
+    entered: int | None = None  # how many features entered the layer that made it
+    row: int | None = None  # products by weights since the last bend on every way to it
+    readers: int = 0  # how many operations have read it
+    mean: Mean | None = None  # the mean over places that it is
+    source: Mean | None = None  # the mean over places that was taken of it
+
+
 class Oddities:
     """What a pass had in the wrong place."""
 
     def __init__(self) -> None:
         self.found: list[Note] = []
-        self._bent: dict[int, str] = {}
-        self._features: dict[int, int] = {}  # by storage: the stride of the axis that holds features
-        self._shut: set[int] = set()  # storages of what a sigmoid or one of its relatives has made that is shut
-        self._tables: set[int] = set()  # storages that a look-up has made
-        self._shares: dict[int, int] = {}  # by storage of what a softmax has made: the stride of the axis it runs over
-        self._entered: dict[int, int] = {}  # by storage: how many features entered the layer that made it
+        self._known: dict[int, Known] = {}
         self._products, self._straight = 0, True
-        self._rows: dict[int, int] = {}  # by storage: products by weights since the last bend on every way to it
         self._row: int | None = None  # where a row of too many ended
-        self._readers: dict[int, int] = {}  # by storage: how many operations have read it
-        self._means: dict[int, Mean] = {}  # by storage
-        self._sources: dict[int, Mean] = {}  # by the storage that it was taken of
         self._all_means: list[Mean] = []
+
+    def _of(self, place: Tensor | int) -> Known:
+        """What is known of a storage, or of that of a tensor."""
+        return self._known.setdefault(place if isinstance(place, int) else key_of(place), Known())
 
     def tell(self, at: int, key: str, *words: int | str) -> None:
         """Something is to be said of a call."""
@@ -89,72 +100,72 @@ class Oddities:
     ) -> None:
         """Look at one operation; `taken` and `fresh` are the storages that it read and made, `signals` those that it
         read and that are no weights."""
-        if name in BENDS and taken and self._bent.get(taken[0]) == name:
+        if name in BENDS and taken and self._of(taken[0]).bent == name:
             self.tell(at, "activation_twice")
         elif name == "native_layer_norm" and args[0].dim() > 2:
             axis = self._axis_of_features(args[0])
             if axis is not None and axis < args[0].dim() - len(args[1]):
                 self.tell(at, "norm_over_places")
-        elif name == "mul" and len(signals) == 2 and any(key in self._shut for key in taken):
+        elif name == "mul" and len(signals) == 2 and any(self._of(key).shut for key in taken):
             self.tell(at, "shut_gate")
-            self._shut.difference_update(taken)  # of a gate for all steps, one product speaks
+            for key in taken:  # of a gate for all steps, one product speaks
+                self._of(key).shut = False
         elif name == "tanh" and signals and _share_flat(made[0]) >= THRESHOLDS.saturated:
             self.tell(at - 1, "flat_activation")  # of what the last layer gave
         elif name == "cat" and len(args) > 1 and args[1] and _is_one_twice(args[0]) and signals:
             self.tell(at, "joined_twice")
-        shut = name in GATES and bool(signals) and _is_shut(args[0], made[0])
-        features = self._stride_of_features(name, args, made)
         if name in PRODUCTS and name != "convolution":
             self._look_at_weights(args[-2:], at)
-        self._look_at_means(name, args, made, taken, fresh, at)
-        for key in fresh:
-            for kept in (self._bent, self._features, self._shares):
-                kept.pop(key, None)
-            if name in ("_softmax", "_safe_softmax"):
-                self._shares[key] = made[0].stride(args[1])
-            for group, joins in ((self._shut, shut), (self._tables, name in LOOKUPS)):
-                (group.add if joins else group.discard)(key)
-            if name in BENDS:
-                self._bent[key] = name
-            if features is not None:
-                self._features[key] = features
+            if any(self._cuts_across(one) for one in args[-2:]):
+                self.tell(at, "cut_rows")
+        new = Known(
+            bent=name if name in BENDS else "",
+            features=self._features_of(name, args, made),
+            shut=name in GATES and bool(signals) and _is_shut(args[0], made[0]),
+            looked_up=name in LOOKUPS,
+            shares=made[0].stride(args[1]) if name in ("_softmax", "_safe_softmax") else None,
+            mean=self._look_at_means(name, args, made, taken, fresh, at),
+        )
         self._products += name in PRODUCTS
         if name in ("mul", "div") and len(args) > 1 and not isinstance(args[1], Tensor):
             name = "mul_by_number"
         self._straight = self._straight and name in STRAIGHT
-        self._count_row(name, args, made, fresh, signals, at)
+        new.row, new.entered = self._count_row(name, args, made, signals, at)
+        for key in fresh:
+            self._known[key] = replace(new)
+        for key in signals[:1] if not fresh else ():  # changed in place
+            self._of(key).row = new.row
 
     def _look_at_means(
         self, name: str, args: Any, made: Sequence[Tensor], taken: list[int], fresh: list[int], at: int
-    ) -> None:
-        """Note what a mean over places stands for in front of a layer, where nothing else has read what it is of."""
+    ) -> Mean | None:
+        """The mean over places that an operation makes or copies. What a mean stands for in front of a layer is noted,
+        where nothing else has read what it is of."""
         if name in PRODUCTS or name == "native_layer_norm":
             for tensor in (one for one in args if isinstance(one, Tensor)):
-                mean = self._means.get(key_of(tensor))
+                mean = self._of(tensor).mean
                 if mean is not None and mean.at is None and tensor.numel() == math.prod(mean.shape):
                     mean.at = at
-        known = self._means.get(taken[0]) if taken and name in COPYING else None
-        for key in taken if fresh else ():
-            self._readers[key] = self._readers.get(key, 0) + 1
-            if key in self._sources:
-                self._sources[key].alone = False
+        for known in map(self._of, taken if fresh else ()):
+            known.readers += 1
+            if known.source is not None:
+                known.source.alone = False
         if name == "mean" and made[0].dim() == args[0].dim() > 2 and made[0].shape[-1] == args[0].shape[-1]:
-            known = self._sources[taken[0]] = Mean(tuple(args[0].shape), alone=self._readers[taken[0]] == 1)
-            self._all_means.append(known)
-        for key in fresh:
-            for kept in (self._readers, self._sources, self._means):
-                kept.pop(key, None)
-            if known is not None:
-                self._means[key] = known
+            source = self._of(taken[0])
+            source.source = Mean(tuple(args[0].shape), alone=source.readers == 1)
+            self._all_means.append(source.source)
+            return source.source
+        return self._of(taken[0]).mean if taken and name in COPYING else None
 
     def _count_row(
-        self, name: str, args: Any, made: Sequence[Tensor], fresh: list[int], signals: list[int], at: int
-    ) -> None:
+        self, name: str, args: Any, made: Sequence[Tensor], signals: list[int], at: int
+    ) -> tuple[int, int | None]:
         """How many products by weights stand in a row with no bend between them, and how many features the last one of
         them took."""
-        before = [self._rows.get(key, 0) for key in signals if name in PRODUCTS or key in self._rows]
+        known = [self._of(key) for key in signals]
+        before = [one.row or 0 for one in known if name in PRODUCTS or one.row is not None]
         row = min(before, default=0) if name in STRAIGHT else 0
-        entered = self._entered.get(signals[0]) if row and len(signals) == 1 else None
+        entered = known[0].entered if row and len(signals) == 1 else None
         if name in PRODUCTS:
             row = row + 1 if len(before) == 1 else 0
             self._row = at if row >= ROW else self._row
@@ -165,36 +176,41 @@ class Oddities:
                 if row == 2 and entering is not None and inner > max(entering, made[0].shape[-1]):
                     self.tell(at, "wide_layer")
             entered = inner or None
-        for key in fresh:
-            self._entered.pop(key, None)
-            if entered is not None:
-                self._entered[key] = entered
-        self._rows.update(dict.fromkeys(fresh or signals[:1], row))
+        return row, entered
 
-    def _stride_of_features(self, name: str, args: Any, made: Sequence[Tensor]) -> int | None:
-        """The stride, in what an operation makes, of the axis that holds features: those of the last layer before."""
+    def _features_of(self, name: str, args: Any, made: Sequence[Tensor]) -> tuple[int, int] | None:
+        """The axis that holds features in what an operation makes, by its stride and size: those of the last layer."""
         if not made or made[0].dim() < 2:
             return None
         out = made[0]
         if name == "convolution":
-            return out.stride(1)
+            return out.stride(1), out.shape[1]
         if name in ("mm", "addmm", *LOOKUPS):
-            return out.stride(-1)
+            return out.stride(-1), out.shape[-1]
         read = [one for part in args[:2] for one in (part if isinstance(part, list | tuple) else (part,))]
         known = [self._axis_of_features(one) for one in read if isinstance(one, Tensor) and one.dim() == out.dim()]
         axes = {axis for axis in known if axis is not None}
-        return out.stride(axes.pop()) if len(axes) == 1 else None
+        axis = axes.pop() if len(axes) == 1 else None
+        return None if axis is None else (out.stride(axis), out.shape[axis])
 
     def _axis_of_features(self, tensor: Tensor) -> int | None:
         """The axis that holds features, where only one has their stride."""
-        stride = self._features.get(key_of(tensor))
+        stride, _ = self._of(tensor).features or (None, 0)
         axes = [axis for axis, size in enumerate(tensor.shape) if size > 1 and tensor.stride(axis) == stride]
         return axes[0] if len(axes) == 1 else None
+
+    def _cuts_across(self, rows: Any) -> bool:
+        """Whether rows are as long as there are features, and hold places: no axis has the stride of the features, so
+        that a view or a reshape stands where axes should have been moved."""
+        known = self._of(rows).features if isinstance(rows, Tensor) and rows.dim() == 2 else None
+        if known is None or not rows.is_contiguous() or rows.shape[1] != known[1] > 1:
+            return False
+        return known[0] not in rows.stride() and known[0] < rows.numel()
 
     def _look_at_weights(self, pair: Any, at: int) -> None:
         """Note weights of a softmax that are summed over another axis than they add up to one over."""
         for one, axis in zip(pair, (-1, -2), strict=True):
-            shared = self._shares.get(key_of(one)) if isinstance(one, Tensor) and one.dim() > 1 else None
+            shared = self._of(one).shares if isinstance(one, Tensor) and one.dim() > 1 else None
             if shared is not None and one.shape[axis] > 1 and one.stride(axis) != shared and shared in one.stride():
                 self.tell(at, "softmax_over_queries")
 
@@ -207,7 +223,7 @@ class Oddities:
             count, other = sizes[raw.index(True)], sizes[raw.index(False)]
             if COUNTED < count < math.inf and count > THRESHOLDS.odd * other > 0:
                 self.tell(at, "huge_side_input", f"{count:.3g}")
-        if not any(weights) and not all(key_of(one) in self._tables for one in pair):
+        if not any(weights) and not all(self._of(one).looked_up for one in pair):
             return
         rank = max(one.dim() for one in pair)
         fixed = [weight or _is_fixed(one, axis, rank) for one, weight in zip(pair, weights, strict=True)]
