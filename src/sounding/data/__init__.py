@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from sounding.lazy import lazily
 
 _HELD = {
-    "batch": ["Batch"],
+    "batch": ["DEFAULT_BATCH_SIZE", "Batch"],
     "catalogue": ["find_entry"],
     "dataset": ["Augmentation", "Dataset", "augment_images", "batches", "normalize"],
     "load": ["dataset_names", "known_shape", "load_dataset"],
-    "sources": ["DEFAULT_BATCH_SIZE", "load_batch", "names"],
+    "sources": ["load_batch", "names"],
     "store": ["data_folder", "fetch_entry"],
 }
 
@@ -26,11 +26,11 @@ __all__ = [
 ]  # fmt: skip
 
 if TYPE_CHECKING:
-    from sounding.data.batch import Batch
+    from sounding.data.batch import DEFAULT_BATCH_SIZE, Batch
     from sounding.data.catalogue import find_entry
     from sounding.data.dataset import Augmentation, Dataset, augment_images, batches, normalize
     from sounding.data.load import dataset_names, known_shape, load_dataset
-    from sounding.data.sources import DEFAULT_BATCH_SIZE, load_batch, names
+    from sounding.data.sources import load_batch, names
     from sounding.data.store import data_folder, fetch_entry
 
 __getattr__, __dir__ = lazily(__name__, _HELD)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from sounding.errors import UsageError
 from sounding.limits import require_memory
 
+DEFAULT_BATCH_SIZE = 128  # samples: enough for ranks up to a hundred, and a check of a deep network takes seconds
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -52,7 +54,7 @@ class Request:
     shape: tuple[int, ...] | None
 
 
-def draw(count: int, request: Request, *, default: int, source: str) -> Tensor:
+def draw(count: int, request: Request, *, source: str, default: int = DEFAULT_BATCH_SIZE) -> Tensor:
     """Indices of `batch_size` different samples out of `count`, in random order.
 
     Without a batch size: `default` of them, or all there are if fewer.

@@ -6,9 +6,8 @@ import math
 
 import torch
 
-from sounding.data.batch import Batch, Request, draw, fit_images
+from sounding.data.batch import DEFAULT_BATCH_SIZE, Batch, Request, draw, fit_images
 from sounding.data.dataset import Dataset, split_after
-from sounding.data.sources import DEFAULT_BATCH_SIZE
 
 SIDE = 8  # pixels
 INDEPENDENT = 32  # images of 8 by 8 pixels span 61 directions at most, and a batch should stay well below

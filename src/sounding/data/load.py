@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from sounding.data.batch import Batch, Request
+from sounding.data.batch import Batch, Request, describe_shape, draw, fit_images, reshape_samples
 from sounding.data.catalogue import CATALOGUE, Entry, Stored, find_entry
-from sounding.data.dataset import Dataset
+from sounding.data.dataset import Dataset, normalize
 from sounding.data.digits import SIDE, make_digits
 from sounding.data.download import Progress
-from sounding.data.npz import make_npz
-from sounding.data.sources import FILES, draw_from
+from sounding.data.npz import SUFFIX, make_npz
 from sounding.data.store import read_files
-from sounding.data.synthetic import CLASSES_SHAPE, DEFAULT_CLASSES, NOISE_SHAPE, make_gaussian_classes, make_noise
+from sounding.data.synthetic import DEFAULT_CLASSES, MADE
 from sounding.errors import DataError, UsageError
 
-MADE: dict[str, Callable[[Request], Dataset]] = {"gaussian-classes": make_gaussian_classes, "noise": make_noise}
-MADE_SHAPES = {"gaussian-classes": CLASSES_SHAPE, "noise": NOISE_SHAPE}
 UNSIGNED_BYTE = 0x08  # IDX’s code of that type of numbers
 CIFAR_SHAPE = (3, 32, 32)
 
@@ -33,7 +30,7 @@ def dataset_names() -> tuple[str, ...]:
     >>> dataset_names()
     ('digits', 'mnist', 'fashion-mnist', 'cifar-10', 'cifar-100', 'gaussian-classes', 'noise', 'FILE.npz')
     """
-    return ("digits", *CATALOGUE, *MADE, *(f"FILE{suffix}" for suffix in FILES))
+    return ("digits", *CATALOGUE, *MADE, f"FILE{SUFFIX}")
 
 
 def load_dataset(
@@ -67,8 +64,8 @@ def load_dataset(
     name, _, parameter = str(spec).partition(":")
     wanted = None if shape is None else tuple(shape)
     if name in MADE:
-        made = MADE[name](Request(parameter, None, generator, wanted))
-    elif Path(spec).suffix.lower() in FILES:
+        made = MADE[name][0](Request(parameter, None, generator, wanted))
+    elif Path(spec).suffix.lower() == SUFFIX:
         made = make_npz(Request(str(spec), None, generator, wanted))
     elif spec == "digits":
         made = make_digits()
@@ -91,7 +88,7 @@ def known_shape(spec: str) -> tuple[tuple[int, ...], int] | None:
     if spec == "digits":
         return (1, SIDE, SIDE), 10
     if name in MADE:
-        return MADE_SHAPES[name], int(parameter) if parameter.isdecimal() else DEFAULT_CLASSES
+        return MADE[name][1], int(parameter) if parameter.isdecimal() else DEFAULT_CLASSES
     return None
 
 
@@ -105,6 +102,17 @@ def read_entry(
     test = _read_part(entry, entry.test, contents[split:], entry.samples[1])
     known = {name: getattr(entry, name) for name in ("classes", "mean", "std", "licence", "citation")}
     return Dataset(entry.name, *train, *test, **known)
+
+
+def draw_from(dataset: Dataset, request: Request) -> Batch:
+    """Normalized samples of a data set's training part, images in the shape asked for."""
+    inputs, labels = dataset.part("train")
+    chosen = draw(len(inputs), request, source=dataset.name).to(dataset.device)
+    samples = normalize(dataset, inputs[chosen])
+    images = samples.ndim == 4
+    fitted = (fit_images if images else reshape_samples)(samples, request.shape, source=dataset.name)
+    name = f"{dataset.name} ({describe_shape(dataset.shape)}{' images' if images else ''}, normalized)"
+    return Batch(fitted, labels[chosen], name, classes=dataset.classes)
 
 
 def draw_from_catalogue(request: Request) -> Batch:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from sounding.data.batch import Batch, Request, draw, require_finite, reshape_samples
 from sounding.data.dataset import Dataset
-from sounding.data.sources import DEFAULT_BATCH_SIZE
 from sounding.errors import UsageError
 from sounding.limits import UNREADABLE, require_arrays
 
+SUFFIX = ".npz"
 ARRAYS = ("inputs", "targets", "test_inputs", "test_targets")
 HELD_OUT = 5  # without a test part of its own, every fifth sample is held out
 SAVE_HINT = "numpy.savez(FILE, inputs=..., targets=...) to write such a file"
@@ -62,7 +62,7 @@ def load_npz(request: Request, *, whole: bool = False) -> Batch:
     if first != "inputs" and any(tensor.ndim < 1 or len(tensor) != count for tensor in found.values()):
         raise UsageError(f"a batch size needs arrays of equally many samples, {path} has {_shapes(found)}",
                          hint="no --batch-size")  # fmt: skip
-    chosen = draw(count, request, default=DEFAULT_BATCH_SIZE, source=str(path))
+    chosen = draw(count, request, source=str(path))
     inputs = reshape_samples(inputs[chosen], request.shape, source=str(path))
     if several is not None:
         several = {name: tensor[chosen] if tensor.ndim and len(tensor) == count else tensor

@@ -1,32 +1,31 @@
-"""The registry of sources: one function per name, each imported when it is asked for."""
+"""The registry of sources: one function per name, each of which makes a batch."""
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from sounding.data.batch import Batch, Request, describe_shape, draw, fit_images, reshape_samples
+from sounding.data.batch import Batch, Request
 from sounding.data.catalogue import CATALOGUE
-from sounding.data.dataset import Dataset, normalize
+from sounding.data.dataset import Dataset
+from sounding.data.digits import load_digits
+from sounding.data.load import draw_from, draw_from_catalogue
+from sounding.data.npz import SUFFIX, load_npz
+from sounding.data.synthetic import MADE, draw_gaussian, draw_made, draw_tokens
 from sounding.errors import UsageError
 
-DEFAULT_BATCH_SIZE = 128  # samples: enough for ranks up to a hundred, and a check of a deep network takes seconds
-
-# name, or name:PARAMETER, → the function that makes the batch; imported when it is asked for
-SOURCES = {
-    "digits": "sounding.data.digits:load_digits",
-    "gaussian": "sounding.data.synthetic:draw_gaussian",
-    "tokens": "sounding.data.synthetic:draw_tokens",
-    "gaussian-classes": "sounding.data.synthetic:draw_gaussian_classes",
-    "noise": "sounding.data.synthetic:draw_noise",
-    **dict.fromkeys(CATALOGUE, "sounding.data.load:draw_from_catalogue"),
+# name, or name:PARAMETER, → the function that makes the batch
+SOURCES: dict[str, Callable[[Request], Batch]] = {
+    "digits": load_digits,
+    "gaussian": draw_gaussian,
+    "tokens": draw_tokens,
+    **{name: partial(draw_made, make) for name, (make, _) in MADE.items()},
+    **dict.fromkeys(CATALOGUE, draw_from_catalogue),
 }
-FILES = {".npz": "sounding.data.npz:load_npz"}
 NEEDED = {"tokens": "VOCABULARY"}  # parameters
-OPTIONAL = {"gaussian-classes", "noise"}  # number of classes
 
 
 def names() -> tuple[str, ...]:
@@ -36,7 +35,7 @@ def names() -> tuple[str, ...]:
     ('digits', 'gaussian', 'tokens:VOCABULARY', 'gaussian-classes', 'noise', 'mnist', 'fashion-mnist', 'cifar-10', \
 'cifar-100', 'FILE.npz')
     """
-    return (*(f"{name}:{NEEDED[name]}" if name in NEEDED else name for name in SOURCES), *(f"FILE{s}" for s in FILES))
+    return (*(f"{name}:{NEEDED[name]}" if name in NEEDED else name for name in SOURCES), f"FILE{SUFFIX}")
 
 
 def load_batch(
@@ -72,25 +71,12 @@ def load_batch(
     if isinstance(spec, Dataset):
         return draw_from(spec, Request("", batch_size, generator, wanted))
     name, _, parameter = str(spec).partition(":")
-    suffix = Path(spec).suffix.lower()
     if isinstance(spec, str) and name in SOURCES:
-        if parameter and name not in NEEDED and name not in OPTIONAL:
+        if parameter and name not in NEEDED and name not in MADE:
             raise UsageError(f"data {name!r} takes no parameter, got {spec!r}", hint=name)
-        address, parameter = SOURCES[name], name if name in CATALOGUE else parameter
-    elif suffix in FILES:
-        address, parameter = FILES[suffix], str(spec)
+        make, parameter = SOURCES[name], name if name in CATALOGUE else parameter
+    elif Path(spec).suffix.lower() == SUFFIX:
+        make, parameter = load_npz, str(spec)
     else:
         raise UsageError(f"unknown data {str(spec)!r}", hint=f"one of {', '.join(names())}")
-    batch: Batch = pkgutil.resolve_name(address)(Request(parameter, batch_size, generator, wanted))
-    return batch
-
-
-def draw_from(dataset: Dataset, request: Request) -> Batch:
-    """Normalized samples of a data set's training part, images in the shape asked for."""
-    inputs, labels = dataset.part("train")
-    chosen = draw(len(inputs), request, default=DEFAULT_BATCH_SIZE, source=dataset.name).to(dataset.device)
-    samples = normalize(dataset, inputs[chosen])
-    images = samples.ndim == 4
-    fitted = (fit_images if images else reshape_samples)(samples, request.shape, source=dataset.name)
-    name = f"{dataset.name} ({describe_shape(dataset.shape)}{' images' if images else ''}, normalized)"
-    return Batch(fitted, labels[chosen], name, classes=dataset.classes)
+    return make(Request(parameter, batch_size, generator, wanted))

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import torch
 
-from sounding.data.batch import Batch, Request, describe_shape
+from sounding.data.batch import DEFAULT_BATCH_SIZE, Batch, Request, describe_shape
 from sounding.data.dataset import Dataset, normalize, split_after
-from sounding.data.sources import DEFAULT_BATCH_SIZE
 from sounding.errors import UsageError
 from sounding.limits import require_memory
 
@@ -49,16 +48,6 @@ def draw_tokens(request: Request) -> Batch:
     return Batch(values, None, f"tokens ({vocabulary} words, {describe_shape(shape)})")
 
 
-def draw_gaussian_classes(request: Request) -> Batch:
-    """Samples of `make_gaussian_classes` with fresh centres."""
-    return _draw(make_gaussian_classes, request)
-
-
-def draw_noise(request: Request) -> Batch:
-    """Samples of `make_noise`."""
-    return _draw(make_noise, request)
-
-
 def make_gaussian_classes(request: Request, *, samples: tuple[int, int] = SAMPLES) -> Dataset:
     """Class c is N(m_c, I) with m_c ~ N(0, 9/d · I): centres at distance 3 from 0, about 4.2 from each other.
 
@@ -91,7 +80,15 @@ def make_noise(request: Request, *, samples: tuple[int, int] = SAMPLES) -> Datas
     return split_after(samples[0], pixels, labels, **known)
 
 
-def _draw(make: Callable[..., Dataset], request: Request) -> Batch:
+# name → what makes its data set, and the shape of a sample where none is given
+MADE: dict[str, tuple[Callable[..., Dataset], tuple[int, ...]]] = {
+    "gaussian-classes": (make_gaussian_classes, CLASSES_SHAPE),
+    "noise": (make_noise, NOISE_SHAPE),
+}
+
+
+def draw_made(make: Callable[..., Dataset], request: Request) -> Batch:
+    """Fresh samples of a data set that is generated; classes have fresh centres."""
     made = make(request, samples=(request.batch_size or DEFAULT_BATCH_SIZE, 0))
     name = f"{made.name} ({describe_shape(made.shape)}, {made.classes} classes)"
     return Batch(normalize(made, made.train_inputs), made.train_labels, name, classes=made.classes)
