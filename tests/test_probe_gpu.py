@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import sounding
+from sounding.probe.on_device import multiply
+from sounding.probe.product_kernels import can_fuse
 from tolerance import TOLERANCE
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -72,6 +74,36 @@ def test_the_numbers_are_those_of_the_cpu(make: Callable[[], tuple[nn.Module, Te
     kept = [key for key in here if key[1] not in SPECTRAL]
     close = TOLERANCE.float32_forward
     assert [there[key] for key in kept] == pytest.approx([here[key] for key in kept], rel=close, abs=close, nan_ok=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("samples", "features", "scale"), [(5, 40_000, 1.0), (40, 33_001, 1e-20), (128, 65_536, 1e15)])
+def test_products_of_large_matrices_keep_the_digits_of_what_differs(
+    samples: int, features: int, scale: float, dtype: torch.dtype
+) -> None:
+    """The kernel beside float64, for samples that differ by a hundredth of their mean, at any scale."""
+    pytest.importorskip("triton")
+    generator = torch.Generator("cuda").manual_seed(0)
+    mean = torch.randn(features, device="cuda", generator=generator)
+    apart = torch.randn(samples, features, device="cuda", generator=generator)
+    matrix = (scale * (mean + 0.01 * apart)).to(dtype)
+    out, broken = torch.zeros(samples, samples, dtype=torch.float64, device="cuda"), torch.zeros((), device="cuda")
+    assert can_fuse(matrix)
+    means = multiply(matrix, out, broken, alive=True)
+    wide = matrix.double()
+    expected = wide @ wide.T
+    centred = wide - wide.mean(0)
+    close = TOLERANCE.float32_forward
+    torch.testing.assert_close(out, expected, rtol=close, atol=0.0)
+    level = out.mean(0)
+    rest = out - level - level[:, None] + level.mean()
+    assert (rest - centred @ centred.T).abs().max() <= close * (centred @ centred.T).abs().max()
+    assert (means.double() - wide.mean(0)).abs().max() <= close * wide.abs().max()
+    assert broken == 0
+    matrix[1, 7], matrix[2, features - 1] = math.nan, math.inf
+    multiply(matrix, out, broken)
+    assert broken == 2
+    assert out.isnan().all()
 
 
 def test_products_are_exact_where_tf32_is_on() -> None:
