@@ -144,6 +144,15 @@ def test_a_few_masked_units_are_named() -> None:
     assert "exactly zero for 5 of 64 units" in finding.why
 
 
+def test_queries_that_start_at_zero_are_a_note() -> None:
+    with networks.drawn_from(0):
+        model = networks.mlp(6, 64)
+        with torch.no_grad():
+            model[8].weight[:32] = 0  # as one of two projections in one matrix
+        (finding,) = found(model, torch.randn(24, 64))
+    assert (finding.layer, finding.severity) == ("8", "low")
+
+
 class InPlace(torch.nn.Module):
     """Adds to the output of a linear map in place, which loses the gradient at that output to a hook."""
 

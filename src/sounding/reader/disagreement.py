@@ -259,8 +259,10 @@ def _of_spectrum(name: str, depth: int, weight: Tensor) -> Cause | None:
         what = f"{units} of {rows} units" if units >= MASKED * rows else f"{inputs} of {columns} inputs"
         live = Departure(name, "live", depth, float(rows * columns - units * columns - inputs * (rows - units)),
                          float(rows * columns), CERTAIN)  # fmt: skip
+        # of queries, keys and values in one matrix a whole part may start at zero, as muP's queries do
+        part = rows in (2 * units, 3 * units) and any(not one.any() for one in torch.split(raw, units))
         remedy = "look for a mask or a pruning that hides what this layer should see"
-        return Cause(live, f"has weights of exactly zero for {what}", remedy)
+        return Cause(live, f"has weights of exactly zero for {what}", remedy, "low" if part else "medium")
     small = matrix if rows <= columns else matrix.T
     gram = small @ small.T
     kurtosis = float(square.square().mean()) / (trace / matrix.numel()) ** 2
