@@ -3,7 +3,7 @@
     python bench/audit_harm.py            # all of them (some minutes on one core)
     python bench/audit_harm.py clone norm # those with such a word in their name
 
-Prints the Markdown table of docs/audit.md. A perceptron and a residual network of convolutions learn the digits, a
+Prints the Markdown table of docs/faults.md. A perceptron and a residual network of convolutions learn the digits, a
 small GPT the word that follows from the last but one, where half is the most there is; some faults need other networks.
 The number is the accuracy over the last 20 of 120 steps at batch 32, mean of three seeds, for Adam at 0.003 and for SGD
 with momentum at 0.05; beside it what `sounding.check` finds at the first seed.

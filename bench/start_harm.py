@@ -3,7 +3,7 @@
     python bench/start_harm.py            # all of them (some minutes on one core)
     python bench/start_harm.py inputs     # those with such a word in their name
 
-Prints rows of the Markdown table of docs/audit.md: accuracy over the last 20 of 120 steps at batch 32, mean of three
+Prints rows of the Markdown table of docs/faults.md: accuracy over the last 20 of 120 steps at batch 32, mean of three
 seeds, for Adam at 0.003 and for SGD with momentum at 0.05, and what `sounding.check` finds at the first seed.
 """
 

@@ -223,7 +223,7 @@ def _of_weights(depths: Mapping[str, int], blueprint: Blueprint, parameters: Map
         if twin is not None and bool(weight.std() > 0):
             text = f"has a weight that is an exact copy of that of {twin!r}"
             remedy = "draw the weights of every layer anew (copy.deepcopy and nn.TransformerEncoder copy them)"
-            yield Cause(alike, text, remedy, "low")  # copies cost no training: docs/audit.md
+            yield Cause(alike, text, remedy, "low")  # copies cost no training: docs/faults.md
             continue
         if (cause := _of_spectrum(name, depths[name], weight)) is not None:
             yield cause

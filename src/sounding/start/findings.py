@@ -88,7 +88,7 @@ def find_constant(start: Start) -> Iterator[Finding]:
     """Weights that are all zero or all equal, where siblings or the kind of layer are not."""
     matrices = [one for one in start.parameters if one.kind in MATRICES]
     dead = len(matrices) > 1 and all(one.constant and one.low == 0 for one in matrices)
-    # one such layer is outlived (the others differ), a network of them is as wide as one unit: docs/audit.md
+    # one such layer is outlived (the others differ), a network of them is as wide as one unit: docs/faults.md
     most = 2 * sum(one.constant and one.low != 0 for one in matrices) >= len(matrices)
     for members in start.groups.values():
         flat = [one for one in members if one.kind in WEIGHTS and one.constant and one.tensor.numel() > LEAST]

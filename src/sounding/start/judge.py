@@ -134,7 +134,7 @@ def _judge_signal(reading: Reading, norms: list[LayerCall], largest: str, still:
     first = next(iter(reading.weight_layers), None)
     arrives = first is None or not _size(first.get("mean_square")) <= RAW  # sines of a large number are no large signal
     if given > THRESHOLDS.huge_input and way and arrives:
-        # with norms inside of branches a third of its accuracy was left, and not none: docs/audit.md
+        # with norms inside of branches a third of its accuracy was left, and not none: docs/faults.md
         severity = "high" if given > THRESHOLDS.beyond and not norms else "medium"
         evidence = {"root_mean_square": given}
         found.append(tell("huge_inputs", severity, layer=reading.input.name, depth=0, evidence=evidence, way=way,
