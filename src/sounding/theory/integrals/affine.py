@@ -75,7 +75,9 @@ class Affine:
         least, blurred = (1e-12, 1e-3) if known else (1e-6 * float(slopes.max()), 2e-2)
         there = (near > least) & (far > least)
         powers = np.log(far[there] / near[there]) / math.log(4.0)
-        return float(min(powers[np.abs(powers - np.round(powers)) > blurred], default=0.0))
+        # differences that say that the mean square of a slope is infinite are rounding: `reject_jumps` has looked at φ
+        fractional = (np.abs(powers - np.round(powers)) > blurred) & (known | (powers > -0.5))
+        return float(min(powers[fractional], default=0.0))
 
     def noise(self, spread: float) -> float:
         """Rounding of φ(y) − φ(β) relative to its size over x of about `spread`: no quadrature converges below it."""

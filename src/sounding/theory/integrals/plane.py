@@ -70,9 +70,7 @@ class PlaneCells:
                 if bool((again.errors <= 2 * worst * sizes).all()):
                     return PairSums(again.values, again.errors + noise, sizes)
         power = self.affine.kink_power
-        # a power below −1/2 would have an infinite mean square: it is a slope by differences that misleads
-        rounding = _ROUNDINGS * 1e-16 ** (1.0 + power) if power > -0.5 else 0.0
-        allowed = max(tolerance, _STEEP_TOLERANCE, rounding) if power < 0 else tolerance
+        allowed = max(tolerance, _STEEP_TOLERANCE, _ROUNDINGS * 1e-16 ** (1.0 + power)) if power < 0 else tolerance
         # with a table the errors say what the budget left; without one too large an error raises
         found = self._integrated(law, table, allowed, np.maximum(5 * noise, allowed * bound))
         # errors count beside ∫|·|, or beside a share of the moments of one coordinate, to which these are added
