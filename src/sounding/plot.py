@@ -110,7 +110,9 @@ def require_picture(path: Path) -> str:
     """The format that the ending of a file names; UsageError for one that is no picture."""
     ending = path.suffix.removeprefix(".").lower()
     if ending not in FORMATS:
-        raise UsageError(f"expected a picture named .svg, .png or .pdf, got {str(path)!r}", hint=f"{path.stem}.svg")
+        raise UsageError(
+            f"cannot write {str(path)!r}: expected a picture named .svg, .png or .pdf", hint=f"{path.stem}.svg"
+        )
     return ending
 
 

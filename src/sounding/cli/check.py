@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import sounding
-from sounding.cli.options import file_option, json_beside, network_argument, quiet_option
-from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, require_writable, say, working
+from sounding.cli.options import FILE, file_option, json_beside, network_argument, quiet_option
+from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, say, working
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
 from sounding.errors import ExitCode, InterruptedRun, UsageError
 from sounding.limits import require_time
@@ -63,7 +63,7 @@ EXAMPLES = {
 @click.option("--select", metavar="KINDS",
               help="Count only these kinds of findings, separated by commas, for example rank_collapse.")  # fmt: skip
 @click.option("--ignore", metavar="KINDS", help="Do not count these kinds of findings (sounding explain lists them).")
-@file_option("--baseline", "Do not count the findings that FILE lists.")
+@click.option("--baseline", type=FILE, metavar="FILE", help="Do not count the findings that FILE lists.")
 @file_option("--write-baseline", "Write the findings to FILE, for --baseline, and end with exit code 0.")
 @file_option("--summary", "Append the verdict to FILE as Markdown, for CI.")
 @file_option("--html", "Write an interactive report as one HTML file.")
@@ -100,7 +100,6 @@ def check(
     """
     require_time(LEAST_REPEAT * repeats, what=f"{repeats} repeats")
     require_time(LEAST_REPEAT * redraw, what=f"{redraw} draws")
-    require_writable(html, summary, write_baseline)  # before the work, which may take minutes
     from sounding.probe import accepted
 
     accept = accepted.accepting(select=select, ignore=ignore, baseline=baseline)

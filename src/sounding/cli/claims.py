@@ -16,7 +16,7 @@ from sounding.claims.claim import Scale, Standing
 from sounding.claims.registry import cases_of, shipped_verdicts
 from sounding.claims.search import search_claims
 from sounding.cli.options import FILE, file_option, json_option
-from sounding.cli.output import console, new_table, print_json, require_writable, say
+from sounding.cli.output import console, new_table, print_json, say
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
 
@@ -153,7 +153,6 @@ def table(
     from sounding.report.catalogue import write_files
 
     found = _read(results)
-    require_writable(markdown, html, index)
     for path, write in ((markdown, ledger.write_markdown), (html, ledger.write_page)):
         if path is not None:
             path.write_text(write(found, folder=ledger.relative(results, path)), "utf-8")

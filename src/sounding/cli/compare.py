@@ -10,7 +10,7 @@ import click
 
 import sounding
 from sounding.cli.options import file_option, json_beside, network_argument, quiet_option
-from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, require_writable, working
+from sounding.cli.output import console, despite_a_closed_pipe, new_table, print_json, working
 from sounding.cli.subject import Wanted, in_mode, on_network, opened
 from sounding.errors import ExitCode
 from sounding.look import TERMINAL_BAD, TERMINAL_WARN, write_log_norm, write_number
@@ -50,7 +50,6 @@ def compare(
     2 wrong usage or a network that fails; 4 not known (no layer of the one belongs to a layer of
     the other).
     """
-    require_writable(html)
     makes = (lambda: wanted.load(a), lambda: wanted.load(b))
     with working(f"comparing {a} and {b}", quiet=quiet) as tell, opened(wanted, *makes, tell=tell) as at:
         result = sounding.compare(

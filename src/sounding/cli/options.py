@@ -42,9 +42,15 @@ def network_argument(name: str, *, required: bool = True) -> Callable[[Command],
     return click.argument(name, required=required, shell_complete=complete)
 
 
+def _check_written(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None:
+        require_writable(path)
+    return path
+
+
 def file_option(name: str, help: str) -> Callable[[Command], Command]:
-    """An option that takes the name of a file."""
-    return click.option(name, type=FILE, metavar="FILE", help=help)
+    """An option that takes the name of a file to write; that it cannot be written is told before the work."""
+    return click.option(name, type=FILE, callback=_check_written, metavar="FILE", help=help)
 
 
 def quiet_option(help: str = "Show no progress.") -> Callable[[Command], Command]:
@@ -62,20 +68,19 @@ as_json = _json("instead of a table.")
 
 
 def _check_picture(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    # an ending that cannot be drawn, or a folder that is not there, is told before the work
     if path is not None:
         from sounding.plot import require_picture
 
-        require_picture(path)
-        require_writable(path)
-    return path
+        require_picture(path)  # an ending that cannot be drawn
+    return _check_written(context, parameter, path)
 
 
-presented = with_options(
-    click.option("--plot", type=click.Path(path_type=Path), callback=_check_picture, metavar="FILE",
-                 help="Also draw a picture: .svg, .png or .pdf."),
-    as_json,
-)  # fmt: skip
+def picture_option(help: str) -> Callable[[Command], Command]:
+    """The option --plot, which takes the name of a picture to write."""
+    return click.option("--plot", type=FILE, callback=_check_picture, metavar="FILE", help=help)
+
+
+presented = with_options(picture_option("Also draw a picture: .svg, .png or .pdf."), as_json)
 activated = click.option("--activation", "-a", required=True, metavar="A",
                          help="Activation function: relu, tanh, leaky_relu:0.1, …, or module:function.")  # fmt: skip
 # 64.0 is told as 64; everything else is for the theory to judge

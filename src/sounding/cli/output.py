@@ -145,17 +145,16 @@ def progress_over(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, 
         yield lambda text, done, total: bar.update(task, description=text, completed=done, total=total)
 
 
-def require_writable(*paths: Path | None) -> None:
-    """Find out before the work, not after it, that a result cannot be written; None stands for no file."""
-    for path in filter(None, paths):
-        if path.is_dir():
-            raise UsageError(f"cannot write {path}: it is a folder", hint=f"{path / 'report.html'}")
-        require_place(path)
-        try:
-            # permissions do not tell everything: a disk may be mounted read-only, or have no room
-            with tempfile.TemporaryFile(dir=path.parent):
-                pass
-        except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror or error}", hint="a folder of your own") from error
-        if path.exists() and not os.access(path, os.W_OK):
-            raise UsageError(f"cannot write {path}: the file is read-only", hint="another name")
+def require_writable(path: Path) -> None:
+    """Find out before the work, not after it, that a result cannot be written."""
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder", hint=f"{path / 'report.html'}")
+    require_place(path)
+    try:
+        # permissions do not tell everything: a disk may be mounted read-only, or have no room
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror or error}", hint="a folder of your own") from error
+    if path.exists() and not os.access(path, os.W_OK):
+        raise UsageError(f"cannot write {path}: the file is read-only", hint="another name")

@@ -16,7 +16,7 @@ import click
 import sounding
 from sounding.cli.check import LEAST_REPEAT
 from sounding.cli.options import file_option, json_beside, network_argument, quiet_option
-from sounding.cli.output import console, print_json, require_writable, say, working
+from sounding.cli.output import console, print_json, say, working
 from sounding.cli.subject import Wanted, on_network, opened
 from sounding.errors import ExitCode, UsageError
 from sounding.files import place
@@ -83,7 +83,6 @@ def repair(
         told = f"expected --out or --dry-run, which writes no weights, got both (--out {out})"
         raise UsageError(told, hint="one of the two")
     require_time(LEAST_REPEAT * repeats, what=f"{repeats} repeats")
-    require_writable(html)
     if out is not None:
         require_weights_path(out)
     options = parse_options(settings, method)
@@ -231,7 +230,7 @@ def _wrap(text: str, width: int) -> str:
 
 
 def require_weights_path(path: Path) -> None:
-    """Find out before the work that a weights file cannot be written."""
+    """Find out before the work that weights cannot be written in the format of this ending."""
     if path.suffix not in (*TORCH_ENDINGS, SAFETENSORS):
         told = f"expected a weights file ending in .pt or {SAFETENSORS}, got {str(path)!r}"
         raise UsageError(told, hint=f"{path.with_suffix('.pt')}")
@@ -240,7 +239,6 @@ def require_weights_path(path: Path) -> None:
             f"{path} needs the package 'safetensors', which is not installed",
             hint=f"pip install safetensors, or {path.with_suffix('.pt')}, which torch loads with weights_only=True",
         )
-    require_writable(path)
 
 
 def write_weights(model: nn.Module, path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from sounding.cli.options import FILE, file_option, json_option, quiet_option, with_options
-from sounding.cli.output import print_json, progress_over, require_writable, say
+from sounding.cli.options import FILE, file_option, json_option, picture_option, quiet_option, with_options
+from sounding.cli.output import print_json, progress_over, say
 from sounding.encoding import fields_of
 from sounding.errors import ExitCode, UsageError
 from sounding.limits import in_time
@@ -80,18 +80,17 @@ def status(folder: Path, as_json: bool) -> None:
 
 @sweep.command(short_help="The table of a sweep, and its picture.")
 @click.argument("folder", type=FOLDER, metavar="DIR")
-@click.option("--csv", "csv_file", type=FILE, metavar="FILE", help="Write the table as CSV [default: to stdout].")
+@file_option("--csv", "Write the table as CSV [default: to stdout].")
 @file_option("--parquet", "Write the table as Parquet (extra `parquet`).")
-@file_option("--plot", "Draw its picture: .svg, .png or .pdf.")
+@picture_option("Draw its picture: .svg, .png or .pdf.")
 @click.option("--x", metavar="AXIS", help="Horizontal axis of the picture [default: as the sweep says].")
 @click.option("--y", metavar="AXIS", help="Vertical axis. With it the picture is a heat map.")
 @click.option("--curves", metavar="AXIS", help="Draw a curve for each value of this axis.")
 @click.option("--value", metavar="COLUMN", help="Column that is drawn.")
-def collect(folder: Path, csv_file: Path | None, parquet: Path | None, plot: Path | None, **picture: Any) -> None:
+def collect(folder: Path, csv: Path | None, parquet: Path | None, plot: Path | None, **picture: Any) -> None:
     """Write all results in DIR as one table, a row for each task in the order of the grid, and draw it."""
     from sounding.sweeping.table import read_table
 
-    require_writable(csv_file, parquet, plot)  # before the table is read, which may be long
     if any(picture.values()) and plot is None:
         raise UsageError("expected --plot FILE with the options of a picture, got none", hint="--plot picture.svg")
     store = Store(folder)
@@ -100,8 +99,8 @@ def collect(folder: Path, csv_file: Path | None, parquet: Path | None, plot: Pat
     if table.missing:
         missing = f"{table.missing} of {len(spec)} tasks have no result yet"
         say(f"sounding: {missing}; sounding sweep resume {folder}", err=True)
-    if csv_file is not None:
-        table.to_csv(csv_file)
+    if csv is not None:
+        table.to_csv(csv)
     elif parquet is None and plot is None:
         say(table.to_csv(), nl=False)
     if parquet is not None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import sounding
-from sounding.cli.options import SEED, file_option, json_option, quiet_option
-from sounding.cli.output import console, new_table, print_json, progress_over, require_writable, say
+from sounding.cli.options import FILE, SEED, file_option, json_option, picture_option, quiet_option
+from sounding.cli.output import console, new_table, print_json, progress_over, say
 from sounding.cli.settings import parse_numbers
 from sounding.encoding import fields_of
 from sounding.errors import DataError, ExitCode, InterruptedRun, UsageError, require_device
@@ -81,11 +81,12 @@ ONE_VALUE = ("depth", "width", "activation", "norm", "gain_exponent")
 @click.option("--data-seed", type=SEED, default=0, help="Seed of the order of the samples.")
 @click.option("--own-orders", is_flag=True, help="Each seed sees the samples in an order of its own.")
 @click.option("--device", default="cpu", help="Device: cpu, cuda or cuda:1.")
-@file_option("--checkpoint", "File of the checkpoint; by default one in sounding-runs/.")
+@click.option("--checkpoint", type=FILE, metavar="FILE",
+              help="File of the checkpoint; by default one in sounding-runs/.")  # fmt: skip
 @click.option("--checkpoint-seconds", type=float, default=60.0, help="Seconds between checkpoints.")
 @click.option("--fresh", is_flag=True, help="Start anew although a checkpoint is there.")
 @file_option("--out", "Write the history as JSON.")
-@file_option("--plot", "Write the curves as svg, png or pdf.")
+@picture_option("Write the curves as svg, png or pdf.")
 @json_option
 @quiet_option()
 def train(model: str, dataset: str, **options: Any) -> int:
@@ -102,7 +103,6 @@ def train(model: str, dataset: str, **options: Any) -> int:
     """
     from sounding.train.checkpoint import previous_of
 
-    require_writable(options["out"], options["plot"])
     if options["choose_by"] not in CURVES:  # found out before the training, not after it
         raise UsageError(f"no curve {options['choose_by']!r} to choose by", hint=f"one of {', '.join(CURVES)}")
     recipe = _recipe(options)
