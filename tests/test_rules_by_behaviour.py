@@ -194,3 +194,24 @@ def test_deep_stacks_with_norms_behind_their_sums_are_said(depth: int, first: bo
     layers = [nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True, norm_first=first) for _ in range(depth)]
     found = look(nn.Sequential(*layers, nn.Linear(16, 3)), torch.randn(8, 6, 16)).get("odd_branch")
     assert (found is not None and "post-norm" in found.why) == said
+
+
+class Rows(nn.Module):
+    """A picture whose places are read one by one, by moving its channels last or by a mere view."""
+
+    def __init__(self, *, moved: bool) -> None:
+        super().__init__()
+        self.make, self.read, self.moved = nn.Conv2d(3, 8, 3), nn.Linear(8, 5), moved
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = self.make(x)
+        rows = maps.movedim(1, -1).reshape(-1, 8) if self.moved else maps.view(-1, 8)
+        return self.read(rows.relu()).view(len(x), -1, 5).mean(1)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_view_in_the_place_of_a_transpose_is_said(moved: bool) -> None:
+    torch.manual_seed(0)
+    found = look(Rows(moved=moved), torch.randn(16, 3, 8, 8))
+    assert ("wrong_axis" in found) != moved
+    assert moved or found["wrong_axis"].severity == "medium"

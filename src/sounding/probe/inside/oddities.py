@@ -30,6 +30,8 @@ STRAIGHT = PRODUCTS | frozenset(
     | {"t", "view", "_unsafe_view", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice", "select"}
     | {"split", "alias", "as_strided", "clone", "detach", "_to_copy", "copy"}
 )
+# What takes each row of a matrix for the features of one place.
+ROW_BY_ROW = (PRODUCTS - {"convolution"}) | {"_euclidean_dist", "_cdist_forward", "_softmax", "native_layer_norm"}
 LAYERS = 3  # products from which on a network without activation was hardly meant: two are a factored matrix
 ROW = 4  # within a network: a branch that ends in a linear map, a sum and a smoothing one make three
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
@@ -116,8 +118,8 @@ class Oddities:
             self.tell(at, "joined_twice")
         if name in PRODUCTS and name != "convolution":
             self._look_at_weights(args[-2:], at)
-            if any(self._cuts_across(one) for one in args[-2:]):
-                self.tell(at, "cut_rows")
+        if name in ROW_BY_ROW and any(self._cuts_across(one) for one in args):
+            self.tell(at, "cut_rows")
         new = Known(
             bent=name if name in BENDS else "",
             features=self._features_of(name, args, made),
@@ -190,8 +192,15 @@ class Oddities:
         read = [one for part in args[:2] for one in (part if isinstance(part, list | tuple) else (part,))]
         known = [self._axis_of_features(one) for one in read if isinstance(one, Tensor) and one.dim() == out.dim()]
         axes = {axis for axis in known if axis is not None}
-        axis = axes.pop() if len(axes) == 1 else None
-        return None if axis is None else (out.stride(axis), out.shape[axis])
+        if len(axes) == 1:
+            axis = axes.pop()
+            return out.stride(axis), out.shape[axis]
+        same = (
+            bool(read)
+            and isinstance(read[0], Tensor)
+            and (read[0].shape, read[0].stride()) == (out.shape, out.stride())
+        )
+        return self._of(read[0]).features if same else None  # what lies in memory stays there, however it is viewed
 
     def _axis_of_features(self, tensor: Tensor) -> int | None:
         """The axis that holds features, where only one has their stride."""
