@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from sounding.errors import MissingExtraError
-from sounding.train.callbacks import TensorBoard, WeightsAndBiases
+from sounding.train import TensorBoard, WeightsAndBiases
 from sounding.train.monitor import JsonLines, Monitor, Snapshot, read_json_lines
 from sounding.train.monitor.sinks import TRACKED
 from tolerance import TOLERANCE
@@ -213,7 +213,7 @@ def test_lightning_measures_optimizer_steps(tmp_path: Path) -> None:
     """Two micro-batches a step, validation in between, a CSV logger: the numbers of the loop written by hand."""
     from lightning.pytorch.loggers import CSVLogger
 
-    from sounding.train.callbacks import MonitorCallback
+    from sounding.train import MonitorCallback
 
     inputs, targets = batch(48)
     items = list(zip(inputs.split(6), targets.split(6), strict=True))
@@ -253,7 +253,7 @@ def test_lightning_measures_optimizer_steps(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quiet_lightning")
 @pytest.mark.filterwarnings(*LIGHTNING_NOISE)
 def test_lightning_takes_hooks_off_when_training_fails(tmp_path: Path) -> None:
-    from sounding.train.callbacks import MonitorCallback
+    from sounding.train import MonitorCallback
 
     module = lightning_module()
     callback = MonitorCallback(every=1)
@@ -274,7 +274,7 @@ def test_lightning_takes_hooks_off_when_training_fails(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quiet_lightning")
 def test_lightning_s_scaler_is_found() -> None:
     """16-bit training on a GPU keeps its scaler in the precision plugin; a trainer in outline is enough to see it."""
-    from sounding.train.callbacks import MonitorCallback
+    from sounding.train import MonitorCallback
 
     module, scaler = lightning_module(), torch.amp.GradScaler("cpu", init_scale=2.0**8)
     plugin, strategy = SimpleNamespace(scaler=scaler), SimpleNamespace(model=module)

@@ -13,7 +13,9 @@ from sounding.lazy import lazily
 
 _HELD = {
     "alone": ["train_"],
-    "callbacks": ["MonitorCallback", "TensorBoard", "TrainerMonitor", "WeightsAndBiases"],
+    "callbacks.hf": ["TrainerMonitor"],
+    "callbacks.lightning": ["MonitorCallback"],
+    "callbacks.trackers": ["TensorBoard", "WeightsAndBiases"],
     "checkpoint": ["Checkpoint"],
     "grid": ["Grid", "make_grid"],
     "history": ["History", "Point"],
@@ -33,7 +35,9 @@ __all__ = [
 
 if TYPE_CHECKING:
     from sounding.train.alone import train_
-    from sounding.train.callbacks import MonitorCallback, TensorBoard, TrainerMonitor, WeightsAndBiases
+    from sounding.train.callbacks.hf import TrainerMonitor
+    from sounding.train.callbacks.lightning import MonitorCallback
+    from sounding.train.callbacks.trackers import TensorBoard, WeightsAndBiases
     from sounding.train.checkpoint import Checkpoint
     from sounding.train.grid import Grid, make_grid
     from sounding.train.history import History, Point

@@ -49,10 +49,7 @@ class Choices(Mapping[Hashable, Choice]):
     choices: tuple[Choice, ...]
 
     def __getitem__(self, group: Hashable) -> Choice:
-        for choice in self.choices:
-            if choice.group == group:
-                return choice
-        raise KeyError(group)
+        return {choice.group: choice for choice in self.choices}[group]
 
     def __iter__(self) -> Iterator[Hashable]:
         return iter(choice.group for choice in self.choices)
