@@ -30,7 +30,7 @@ from sounding.probe.state import (
 from sounding.reader import linear, pointwise, shapes, softmax  # noqa: F401 - importing registers their rules
 from sounding.reader.followed import plan_of, thinned
 from sounding.reader.page import render
-from sounding.reader.trace import NotCovered, Trace
+from sounding.reader.trace import QUIET, NotCovered, Trace
 from sounding.reader.values import Function, Measured, Traced, Value, to_canonical
 from sounding.theory.signal.description import Add, Attention, Convolution, Description, Given, Linear, Node, Tied
 
@@ -161,7 +161,8 @@ class _Reader:
         def enter(_module: nn.Module, args: tuple[Any, ...]) -> None:
             self._trace.where = spec.name
             if spec.leaf and torch.is_grad_enabled():
-                loose = [item for item in args if isinstance(item, Tensor) and not item.requires_grad]
+                with QUIET():
+                    loose = [item for item in args if isinstance(item, Tensor) and not item.requires_grad]
                 if loose:  # to leave the modes takes longer than all that is asked of most layers
                     with _disable_current_modes():
                         self._cuts += [spec.name for item in loose if self._is_cut(item)]
@@ -184,7 +185,8 @@ class _Reader:
 
     def _leave(self, spec: Spec) -> Any:
         def leave(*seen: Any) -> None:  # a hook sees (module, arguments, output), a call of forward the last two
-            self._name(spec, main_tensor(seen[-1]))
+            with QUIET():
+                self._name(spec, main_tensor(seen[-1]))
 
         return leave
 
@@ -214,8 +216,7 @@ class _Reader:
         if isinstance(value, Traced):
             return value.node
         try:
-            with _disable_current_modes():  # what is computed to tell a function is no part of the model
-                settled = self._trace.ready(value)
+            settled = self._trace.ready(value)
         except NotCovered:
             return None
         if settled is None:

@@ -33,6 +33,7 @@ from sounding.reader.values import (
 )
 from sounding.theory.signal.description import Elementwise, Flatten, Given, Join, Normalize, Rule, Scale
 
+QUIET = torch._C.DisableTorchFunction  # else every look at a tensor's shape goes through the modes of the pass
 Handler = Callable[["Trace", tuple[Any, ...], dict[str, Any], Any], Any]
 HANDLERS: dict[str, Handler] = {}
 Reader = TypeVar("Reader", bound=Handler)
@@ -124,8 +125,17 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        known = [(item, self.value(item)) for item in tensors_of((args, kwargs))]
+        with QUIET():
+            known = [(item, self.value(item)) for item in tensors_of((args, kwargs))]
         out = func(*args, **kwargs)
+        with QUIET():
+            self._remember(func, args, kwargs, out, known)
+        return out
+
+    def _remember(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, known: list[tuple[Tensor, Value]]
+    ) -> None:
+        """Remember what an operation on known values has made."""
         if func._schema.is_mutable:
             changed = written(func, args)
             for item in changed:
@@ -133,11 +143,8 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for item, value in known:  # what only shares the call keeps its meaning
                 if place_of(item) not in self._values and all(item is not one for one in changed):
                     self.put(item, value)
-        lookup = {id(item): value for item, value in known}
-        values = self._understand(func, args, kwargs, out, lookup)
-        for item, value in values:
+        for item, value in self._understand(func, args, kwargs, out, {id(item): value for item, value in known}):
             self.put(item, value)
-        return out
 
     def _understand(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, known: Mapping[int, Value]
