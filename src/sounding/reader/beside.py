@@ -141,7 +141,7 @@ def foresee_shares(blueprint: Blueprint) -> list[float]:
         return []  # what is measured again on the way knows the real samples
     description, given, _ = start_of(blueprint, most=2)
     ((at, signal),) = given.items()
-    size = math.sqrt(float(np.mean(np.diag(signal.sample_gram))))
+    size = math.sqrt(signal.mean_square)
     apart = np.array([[1.0, -1.0, 1.0, -1.0], [1.0, 1.0, -1.0, -1.0]])
     found = propagate(description, given={at: Signal.of_features(size * apart)}, generator=np.random.default_rng(0))
     shares = []

@@ -93,7 +93,7 @@ def measure_illness(description: Description, found: Propagation) -> Illness:
         signal, gradient = found.forward[index], found.backward[index]
         if signal is None:
             continue
-        size = float(np.trace(signal.sample_gram)) / len(signal.sample_gram)
+        size = signal.mean_square
         if isinstance(node.rule, Given) and not node.rule.constant and first is None:
             first = _distinct(signal)
         if isinstance(node.rule, Add):

@@ -377,8 +377,7 @@ def _scale_behind(description: Description, index: int) -> Scale | None:
 def _loud_inputs(description: Description, given: Mapping[int, Signal]) -> Iterator[Change]:
     for index, signal in given.items():
         node = description.nodes[index]
-        square = float(np.trace(signal.sample_gram)) / len(signal.sample_gram)
-        readers = _readers(description, index)
+        square, readers = signal.mean_square, _readers(description, index)
         if isinstance(node.rule, Given) and readers and square > 0 and not 1 / LOUD < square < LOUD:
             name = _reader(description, index)
             changed, place = _put_in(description, index, readers, Scale(Law(0.0, square**-0.5, "constant")))

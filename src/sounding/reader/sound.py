@@ -38,7 +38,7 @@ from sounding.theory.signal import (
     Take,
     propagate,
 )
-from sounding.theory.signal.description import Array
+from sounding.theory.signal.measures import mean_cosine
 
 FOLLOWED = 4  # samples, where no batch norm needs them all: what a start keeps hardly depends on how many
 MANY = 2.0  # from which a share is told as a factor
@@ -116,7 +116,7 @@ def compare_with_sound(reading: Reading, blueprint: Blueprint) -> tuple[Kept, Ke
         return None
     measured = [math.exp(2 * norm) if (norm := call.get("gradient_log_norm")) < 300 else math.inf for call in layers]
     here = _kept(reading, measured, layers[-1].get("mean_cosine"))
-    there = _kept(reading, totals, _mean_cosine(behind.sample_gram))
+    there = _kept(reading, totals, mean_cosine(behind.sample_gram))
     return None if here is None or there is None else (here, there)
 
 
@@ -126,14 +126,6 @@ def _kept(reading: Reading, squares: Sequence[float], cosine: float) -> Kept | N
     if not (0 < first < math.inf and 0 < last < math.inf and math.isfinite(cosine)):
         return None
     return Kept(math.sqrt(first / last), min(max(1 - cosine, 0.0), 1.0))
-
-
-def _mean_cosine(gram: Array) -> float:
-    """The mean cosine between different samples, NaN where there are none or one of them is zero."""
-    lengths, samples = np.sqrt(np.diag(gram)), len(gram)
-    if samples < 2 or not lengths.min() > 0:
-        return math.nan
-    return float((np.sum(gram / np.outer(lengths, lengths)) - samples) / (samples * (samples - 1)))
 
 
 def tell_kept(here: Kept, sound: Kept, layers: int) -> str:

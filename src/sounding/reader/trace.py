@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from sounding.activations import Activation
 from sounding.errors import SoundingError
+from sounding.probe.inside.storages import tensors_of
 from sounding.reader.layout import MOVES, Atom, Keys, Layout, moved, reshape
 from sounding.reader.recognize import as_activation, recognize
 from sounding.reader.values import (
@@ -26,7 +27,6 @@ from sounding.reader.values import (
     Value,
     constant_of,
     place_of,
-    tensors_of,
     times,
     to_canonical,
     written,

@@ -126,17 +126,6 @@ def written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
     return [item for item in writes if isinstance(item, Tensor)]
 
 
-def tensors_of(value: Any) -> list[Tensor]:
-    """Every tensor in a nest of lists, tuples and mappings."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        return [item for part in value for item in tensors_of(part)]
-    return []
-
-
 def to_canonical(tensor: Tensor, layout: Layout) -> Tensor:
     """A tensor as (samples, positions, features)."""
     atoms, points = layout.atoms, layout.points

@@ -20,6 +20,11 @@ from sounding.theory.signal.signal import Signal
 Forward = Callable[[Any, Node, tuple[Signal, ...]], Signal]
 Backward = Callable[[Any, Node, tuple[Signal, ...], Signal], tuple[Signal, ...]]
 
+
+def _choice(rule: kinds.Take, signal: Signal) -> kinds.Array:
+    return np.eye(signal.points.positions)[list(rule.positions)]
+
+
 RULES: dict[type, tuple[Forward, Backward]] = {
     kinds.Linear: (rules.linear, rules.linear_backward),
     kinds.Tied: (rules.linear, rules.linear_backward),
@@ -40,7 +45,10 @@ RULES: dict[type, tuple[Forward, Backward]] = {
         lambda rule, node, inputs, gradient: (rules.mixed(rule.matrix.T, gradient, inputs[0].points),),
     ),
     kinds.Pool: (windows.pool, windows.pool_backward),
-    kinds.Take: (rules.take, rules.take_backward),
+    kinds.Take: (  # a matrix of ones where a position is taken: one that is taken twice gets the sum of its gradients
+        lambda rule, node, inputs: rules.mixed(_choice(rule, inputs[0]), inputs[0], node.points),
+        lambda rule, node, inputs, gradient: (rules.mixed(_choice(rule, inputs[0]).T, gradient, inputs[0].points),),
+    ),
     kinds.Part: (  # features of a random map are alike, and D is a sum over features, of which a part has its share
         lambda rule, node, inputs: inputs[0],
         lambda rule, node, inputs, gradient: (gradient,),

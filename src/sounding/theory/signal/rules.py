@@ -249,25 +249,6 @@ def mixed(matrix: Array, signal: Signal, points: Points) -> Signal:
     return Signal.full(pairs.reshape(points.size, points.size), points, mean)
 
 
-def take(rule: kinds.Take, node: Node, inputs: Inputs) -> Signal:
-    """The pairs of the positions taken."""
-    index = _taken(rule, inputs[0])
-    return Signal.full(inputs[0].gram[np.ix_(index, index)], node.points, inputs[0].mean[0][index])
-
-
-def take_backward(rule: kinds.Take, node: Node, inputs: Inputs, gradient: Signal) -> Gradients:
-    """D at the positions taken, 0 elsewhere; a position that was taken twice gets the sum."""
-    index, points = _taken(rule, inputs[0]), inputs[0].points
-    choice = np.zeros((len(index), points.size))
-    choice[np.arange(len(index)), index] = 1.0
-    return (Signal.full(choice.T @ gradient.gram @ choice, points, gradient.mean[0] @ choice),)
-
-
-def _taken(rule: kinds.Take, signal: Signal) -> NDArray[np.int64]:
-    starts = np.arange(signal.points.samples)[:, None] * signal.points.positions
-    return np.asarray((starts + np.asarray(rule.positions)).ravel(), dtype=np.int64)
-
-
 def join(rule: kinds.Join, node: Node, inputs: Inputs, features: tuple[int, ...]) -> Signal:
     """Features side by side: the mean of the K_i weighed by their features. Positions side by side: blocks of K′."""
     if rule.axis == "features":

@@ -136,12 +136,9 @@ def _passed(
             paired = 1.0 - share**2 * _kept(rule, backwards=False)
             own = 2 * paired, paired
         case kinds.Elementwise():
-            slope, (paired_slope, paired) = (
-                _size_slope(rule.activation, inputs[0]),
-                _pairs_at(rule.activation, inputs[0]),
-            )
-            size, shape = slope * size, paired_slope * shape
-            own = max(_moments_at(rule.activation, inputs[0]).kurtosis - 1 - 2 * slope**2, 0.0), paired
+            moments, (slope, paired) = _moments_at(rule.activation, inputs[0]), _pairs_at(rule.activation, inputs[0])
+            size, shape = moments.size_slope * size, slope * shape
+            own = max(moments.kurtosis - 1 - 2 * moments.size_slope**2, 0.0), paired
         case kinds.Normalize(running=None):
             # a norm takes noise of size off, but for the share that eps has in its root
             size = rule.eps / (inputs[0].mean_square + rule.eps) * size
@@ -262,6 +259,7 @@ def _returned(
 @dataclass(frozen=True)
 class _Moments:
     kurtosis: float  # E φ⁴ / (E φ²)²
+    size_slope: float  # d ln E φ² / d ln q
     slope_kurtosis: float  # E φ′⁴ / (E φ′²)²
     gradient_slope: float  # d ln E φ′² / d ln q
 
@@ -280,20 +278,16 @@ def _moments(activation: Activation, q: float) -> _Moments:
         values = activation.derivative(x) if slope else activation(x)
         return float(WEIGHTS @ np.abs(values) ** power / WEIGHTS.sum())
 
+    def change(*, slope: bool) -> float:
+        return math.log(mean(2, 1 + STEP, slope=slope) / mean(2, 1 - STEP, slope=slope)) / (2 * STEP)
+
     square, steep = mean(2), mean(2, slope=True)
-    if not (square > 0 and steep > 0):
-        return _Moments(3.0, 1.0, 0.0)
-    change = math.log(mean(2, 1 + STEP, slope=True) / mean(2, 1 - STEP, slope=True)) / (2 * STEP)
-    return _Moments(mean(4) / square**2, mean(4, slope=True) / steep**2, change)
-
-
-def _size_slope(activation: Activation, signal: Signal) -> float:
-    """d ln E φ² / d ln q at the signal's mean square."""
-    if activation.degree is not None:
-        return activation.degree
-    q = signal.mean_square
-    values = [float(WEIGHTS @ activation(NODES * math.sqrt(q * (1 + h))) ** 2) for h in (STEP, -STEP)]
-    return math.log(values[0] / values[1]) / (2 * STEP) if min(values) > 0 else 1.0
+    if not square > 0:
+        return _Moments(3.0, 1.0, 1.0, 0.0)
+    growth = change(slope=False) if activation.degree is None else activation.degree
+    if not steep > 0:
+        return _Moments(3.0, growth, 1.0, 0.0)
+    return _Moments(mean(4) / square**2, growth, mean(4, slope=True) / steep**2, change(slope=True))
 
 
 def _pairs_at(activation: Activation, signal: Signal) -> tuple[float, float]:
