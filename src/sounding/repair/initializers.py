@@ -64,10 +64,8 @@ def orthogonal_init_(layer: nn.Module, *, gain: float = 1.0, generator: torch.Ge
     with torch.no_grad():
         if isinstance(layer, nn.Linear):
             weight.copy_(_square_kept(layer.out_features, layer.in_features, gain, generator))
-        elif isinstance(layer, TRANSPOSED):
-            weight.copy_(_transposed_weight(layer, gain, generator))
         else:
-            weight.copy_(_delta_weight(layer, gain, generator))
+            weight.copy_(_sparse_weight(layer, gain, generator))
         if layer.bias is not None:
             layer.bias.zero_()
     return layer
@@ -108,34 +106,22 @@ def _square_kept(rows: int, columns: int, gain: float, generator: torch.Generato
     return gain * math.sqrt(max(1.0, rows / columns)) * haar_frame(rows, columns, generator=generator)
 
 
-def _delta_weight(layer: Convolution, gain: float, generator: torch.Generator | None) -> Tensor:
-    out, inner, *kernel = weight_of(layer).shape
-    groups = layer.groups
+def _sparse_weight(layer: Convolution | Transposed, gain: float, generator: torch.Generator | None) -> Tensor:
+    """Zeros but for the central tap, or for one tap for each output phase of a transposed convolution."""
+    transposed = isinstance(layer, TRANSPOSED)
+    first, second, *kernel = weight_of(layer).shape
+    width = first // layer.groups
     # as frames are drawn: rounding to the layer's own type comes last
-    weight = torch.zeros(out, inner, *kernel, dtype=torch.float64)
-    # the tap that meets the same pixel, with padding that keeps the size
-    centre = tuple((size - 1) // 2 for size in kernel)
-    for group in range(groups):
-        rows = slice(group * (out // groups), (group + 1) * (out // groups))
-        weight[rows].movedim((0, 1), (-2, -1))[centre] = _square_kept(out // groups, inner, gain, generator)
-    return weight
-
-
-def _transposed_weight(layer: Transposed, gain: float, generator: torch.Generator | None) -> Tensor:
-    """Weights of a transposed convolution with one orthogonal tap for each output phase."""
-    inner, out, *kernel = weight_of(layer).shape
-    groups = layer.groups
-    weight = torch.zeros(inner, out, *kernel, dtype=torch.float64)
-    per_axis = [
-        _phase_taps(size, stride, dilation)
-        for size, stride, dilation in zip(kernel, layer.stride, layer.dilation, strict=True)
-    ]
+    weight = torch.zeros(first, second, *kernel, dtype=torch.float64)
+    strides = layer.stride if transposed else [1] * len(kernel)  # with padding that keeps the size: the same pixel
+    per_axis = [_phase_taps(*one) for one in zip(kernel, strides, layer.dilation, strict=True)]
     # phases that no tap reaches stay empty; the others make up for them so that the mean square over all pixels is kept
-    filled = math.prod(len(taps) / stride for taps, stride in zip(per_axis, layer.stride, strict=True))
-    for group, tap in itertools.product(range(groups), itertools.product(*per_axis)):
-        rows = slice(group * (inner // groups), (group + 1) * (inner // groups))
-        frame = _square_kept(out, inner // groups, gain / math.sqrt(filled), generator)
-        weight[rows].movedim((0, 1), (-2, -1))[tap] = frame.T
+    filled = math.prod(len(taps) / stride for taps, stride in zip(per_axis, strides, strict=True))
+    for group, tap in itertools.product(range(layer.groups), itertools.product(*per_axis)):
+        taps = weight[group * width : (group + 1) * width].movedim((0, 1), (-2, -1))
+        rows, columns = (second, width) if transposed else (width, second)
+        frame = _square_kept(rows, columns, gain / math.sqrt(filled), generator)
+        taps[tap] = frame.T if transposed else frame
     return weight
 
 

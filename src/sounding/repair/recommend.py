@@ -20,7 +20,7 @@ from sounding.probe.thresholds import THRESHOLDS
 from sounding.reader.blame import blame
 from sounding.reader.module import read
 from sounding.repair.candidates import Candidate, list_candidates, list_for_cause
-from sounding.repair.evidence import Fresh, State, Vitals, examine
+from sounding.repair.evidence import Fresh, Vitals, examine
 from sounding.repair.mend import MENDS
 from sounding.repair.methods import METHODS, choose_methods
 from sounding.repair.passes import Inputs
@@ -52,10 +52,7 @@ class Tried:
         options: to pass to `sounding.plan` with the methods.
         vitals: what was measured after it.
         status: what the check says of the network: "healthy", "unhealthy" or "not known".
-        score: how much of the signal arrives, forwards and backwards, from 0 to 1; see `score`.
-        cost: of the cure, in words.
-        side_effects: of the cure, in words.
-        caused: kinds of findings that were not there before.
+        caused: kinds of findings of high severity that were not there before.
         changed: how many parts of the model it changes.
         trained: the loss that a few steps of training on a copy reach after it; NaN where it was not tried.
         findings: what the check finds then; what theory alone says is not among them, since no cure is a random draw.
@@ -65,9 +62,6 @@ class Tried:
     options: dict[str, dict[str, Any]]
     vitals: Vitals
     status: Status
-    score: float
-    cost: str
-    side_effects: str
     caused: tuple[str, ...]
     changed: int = 0
     trained: float = math.nan
@@ -77,6 +71,21 @@ class Tried:
     def name(self) -> str:
         """The methods, joined."""
         return " + ".join(self.methods) or AS_IT_IS
+
+    @property
+    def score(self) -> float:
+        """How much of the signal arrives, forwards and backwards, from 0 to 1; see `score`."""
+        return score(self.vitals)
+
+    @property
+    def cost(self) -> str:
+        """Of the cure, in words."""
+        return "; ".join(dict.fromkeys(METHODS[name].cost for name in self.methods))
+
+    @property
+    def side_effects(self) -> str:
+        """Of the cure, in words."""
+        return "; ".join(dict.fromkeys(METHODS[name].side_effects for name in self.methods))
 
     @property
     def counts(self) -> list[int]:
@@ -136,24 +145,8 @@ class Recommendation:
 
     def __str__(self) -> str:
         reached = "loss" if self.steps else ""
-        rows = [("cure", reached, "score", "gradient²/layer", "trainable to", "directions", "spread", "")]
-        for item in self.tried:
-            vitals = item.vitals
-            reach = (
-                "any depth" if vitals.trainable_depth > 1e5 else _number(vitals.trainable_depth, ".0f", after=" layers")
-            )
-            rows.append(
-                (
-                    item.name,
-                    "" if math.isnan(item.trained) else f"{item.trained:.4g}",
-                    f"{item.score:.3f}",
-                    _number(vitals.growth.value, ".4g", before="×"),
-                    reach,
-                    _number(vitals.participation_ratio.value, ".3g"),
-                    _number(vitals.spread, ".3g"),
-                    "" if item.healthy else item.status + (f", causes {', '.join(item.caused)}" if item.caused else ""),
-                )
-            )
+        head = ("cure", reached, "score", "gradient²/layer", "trainable to", "directions", "spread", "")
+        rows = [head, *map(_tell, self.tried)]
         widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width).rstrip()
@@ -226,6 +219,7 @@ def recommend(
     listed = list_candidates(root, batch, before.report.verdict.findings)
     listed += [cure for cure in blamed if cure not in listed]
     candidates = [one for one in listed if not left_out & set(one[0])]
+    known = {finding.kind for finding in before.report.verdict.findings}
     tried: list[Tried] = []
     failed: list[tuple[str, str]] = []
     for done, cure in enumerate(candidates):
@@ -237,7 +231,10 @@ def recommend(
             if cure[0]:
                 changed = _change(root, batch, cure, generator)
                 after = examine(root, shown, loss=loss, repeats=repeats, generator=generator)
-            tried.append(_tell(cure, before, after, changed))
+            verdict = after.report.verdict
+            caused = tuple(one.kind for one in verdict.findings if one.severity == "high" and one.kind not in known)
+            found = tuple(one for one in verdict.findings if one.kind not in get_args(TheoryKind))
+            tried.append(Tried(*cure, after.vitals, verdict.status, caused, changed, findings=found))
         except (UsageError, NumericalError, TargetError) as error:
             failed.append((name, error.message))
         finally:
@@ -254,8 +251,8 @@ def recommend(
             finally:
                 start.restore()
         if not all(math.isnan(value) for value in trained.values()):
-            known = [replace(item, trained=trained.get(id(item), math.nan)) for item in tried]
-            choice = _Choice(tuple(known), blamed, steps)
+            again = tuple(replace(item, trained=trained.get(id(item), math.nan)) for item in tried)
+            choice = _Choice(again, blamed, steps)
     return Recommendation(choice.ranked(), tuple(failed), cause, choice.steps, choice.why())
 
 
@@ -423,24 +420,20 @@ def score(vitals: Vitals) -> float:
     return found if math.isfinite(found) else 0.0  # a network that gives no numbers lets no signal through
 
 
-def _tell(cure: Candidate, before: State, after: State, changed: int) -> Tried:
-    """The record of a cure that was tried: its score, its status and what it caused."""
-    methods, options = cure
-    old = {finding.kind for finding in before.report.verdict.findings}
-    return Tried(
-        methods=methods,
-        options=options,
-        vitals=after.vitals,
-        status=after.report.verdict.status,
-        score=score(after.vitals),
-        cost="; ".join(dict.fromkeys(METHODS[name].cost for name in methods)),
-        side_effects="; ".join(dict.fromkeys(METHODS[name].side_effects for name in methods)),
-        caused=tuple(f.kind for f in after.report.verdict.findings if f.severity == "high" and f.kind not in old),
-        changed=changed,
-        findings=tuple(f for f in after.report.verdict.findings if f.kind not in get_args(TheoryKind)),
+def _tell(item: Tried) -> tuple[str, ...]:
+    """A cure as a row of the table, a dash where a number is not there."""
+
+    def number(value: float, form: str, empty: str = "–") -> str:
+        return empty if math.isnan(value) else form.format(value)
+
+    vitals = item.vitals
+    return (
+        item.name,
+        number(item.trained, "{:.4g}", ""),
+        f"{item.score:.3f}",
+        number(vitals.growth.value, "×{:.4g}"),
+        "any depth" if vitals.trainable_depth > 1e5 else number(vitals.trainable_depth, "{:.0f} layers"),
+        number(vitals.participation_ratio.value, "{:.3g}"),
+        number(vitals.spread, "{:.3g}"),
+        "" if item.healthy else item.status + (f", causes {', '.join(item.caused)}" if item.caused else ""),
     )
-
-
-def _number(value: float, form: str, *, before: str = "", after: str = "") -> str:
-    """A number as a table shows it, a dash where there is none."""
-    return f"{before}{value:{form}}{after}" if not math.isnan(value) else "–"

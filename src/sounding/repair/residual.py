@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -20,7 +20,13 @@ from sounding.start.laws import name_law
 from sounding.start.parameters import take_stock
 
 Rule = Literal["sqrt", "deepnorm", "layerscale", "completep"]
-RULES: tuple[Rule, ...] = get_args(Rule)
+# rule → the factor at the start, by the number of branches, two a block, and the number of blocks of the base
+RULES: dict[Rule, Callable[[int, int], float]] = {
+    "sqrt": lambda count, _: count**-0.5,
+    "deepnorm": lambda count, _: count**-0.25,
+    "layerscale": lambda count, _: 0.1 if count <= 36 else 1e-5 if count <= 48 else 1e-6,
+    "completep": lambda count, base: min(1.0, 2 * base / count),  # a network shallower than the base stays as it is
+}
 SCALE = "branch_scale"  # the attribute under which a layer keeps what its output is multiplied by
 COMPUTED = ("parametrizations.", "weight_g", "weight_v", "weight_orig")
 
@@ -95,7 +101,7 @@ def scale_branches_(
     held = _Held(model)
     found = find_branches(model, inputs)
     branches, untouched = _choose(held, found, include, exclude)
-    factor = _factor(rule, len(found), base) if value is None else value
+    factor = RULES[rule](len(found), base) if value is None else value
     start = take_stock(unwrap(model)) if rule == "sqrt" else None
     laws = {one.name: name_law(one, start) for one in start.parameters} if start is not None else {}
     for branch in branches:
@@ -161,16 +167,6 @@ def _choose(
             hint="another name filter, or unfreezing a layer",
         )
     return [branch for _, branch in chosen], untouched
-
-
-def _factor(rule: Rule, count: int, base: int) -> float:
-    if rule == "sqrt":
-        return 1 / math.sqrt(count)
-    if rule == "deepnorm":
-        return 1 / math.sqrt(math.sqrt(count))  # N^(−1/4)
-    if rule == "completep":
-        return min(1.0, 2 * base / count)  # a network shallower than the base stays as it is
-    return 0.1 if count <= 36 else 1e-5 if count <= 48 else 1e-6  # two branches a block
 
 
 def _notes(rule: Rule, count: int, base: int) -> tuple[str, ...]:
