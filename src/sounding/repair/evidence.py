@@ -128,12 +128,12 @@ class Evidence:
 
     def for_target(self, target: str) -> Evidence:
         """The evidence with remedies that name this target of the command line in place of TARGET."""
+        cured, caused, remaining = (
+            tuple(finding.for_target(target) for finding in group)
+            for group in (self.cured, self.caused, self.remaining)
+        )
         before, after = self.before.for_target(target), self.after.for_target(target)
-        found = {
-            name: tuple(finding.for_target(target) for finding in getattr(self, name))
-            for name in ("cured", "caused", "remaining")
-        }
-        return replace(self, before=before, after=after, **found)
+        return replace(self, before=before, after=after, cured=cured, caused=caused, remaining=remaining)
 
     def __str__(self) -> str:
         rows = list(zip(tell(self.vitals_before), tell(self.vitals_after), strict=True))
