@@ -15,7 +15,7 @@ from sounding.chain.law import ChainLaw, GainSpec, make_law
 from sounding.chain.observe import make_observer
 from sounding.chain.simulation import Simulation, make_simulation
 from sounding.chain.step import choose_route
-from sounding.errors import InterruptedRun, UsageError, renamed, require_device
+from sounding.errors import InterruptedRun, UsageError, renamed, require_device, require_whole
 from sounding.limits import require_memory, require_time
 from sounding.weights import check_law, names
 
@@ -51,9 +51,7 @@ class Options:
     def check(self) -> None:
         """Raise on numbers without a meaning."""
         for name, least in (("depth", 1), ("runs", 1), ("burn-in", 0), ("every", 1)):
-            value = getattr(self, name.replace("-", "_"))
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"{name} must be a whole number of at least {least}, got {value!r}")
+            require_whole(name, getattr(self, name.replace("-", "_")), least=least)
         if self.burn_in >= self.depth:
             raise UsageError(f"the burn-in must end before the depth of {self.depth}, got {self.burn_in}")
         if self.depth // self.every == self.burn_in // self.every:

@@ -113,8 +113,7 @@ def build_from_spec(spec: str, *, shape: Sequence[int] | None = None, classes: i
     hints = option_types(name) | {"shape": tuple[int, ...], "classes": int}
     example = "norm=none" if name in ("vgg19", "resnet50") else "depth=20"
     for option, text in split_options(spec, after=repr(name), example=f"{name},{example}"):
-        _require_option(name, option, hints)
-        given[option] = _parse(text, hints[option], option)
+        given[option] = _parse(name, option, text, hints)
     if shape is not None and ("vocabulary" not in given or len(shape) == 1):  # tokens have one axis
         given.setdefault("shape", tuple(shape))
     if classes is not None:
@@ -169,13 +168,13 @@ def parse_option(name: str, option: str, text: str) -> Any:
     >>> parse_option("mlp", "depth", "50")
     50
     """
-    hints = option_types(name)
-    _require_option(name, option, hints)
-    return _parse(text, hints[option], option)
+    return _parse(name, option, text, option_types(name))
 
 
-def _parse(text: str, hint: Any, option: str) -> Any:
+def _parse(name: str, option: str, text: str, hints: Mapping[str, Any]) -> Any:
     """A value of the type that the option has."""
+    _require_option(name, option, hints)
+    hint = hints[option]
     union = isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
     kinds = typing.get_args(hint) if union else (hint,)
     if type(None) in kinds and text.lower() == "none":

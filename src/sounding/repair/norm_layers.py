@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from sounding.errors import UsageError
+from sounding.errors import UsageError, require_known
 from sounding.repair.layers import weight_of
 
 Kind = Literal["batch", "layer", "rms", "none"]
@@ -93,8 +93,7 @@ def make_norm(kind: Kind, width: int, *, axis: Axis, dimensions: int) -> nn.Modu
     Layer and RMS norm treat each sample on its own: over the features of a token when they are the last axis, over all
     channels and positions when they are axis 1.
     """
-    if kind not in KINDS:
-        raise UsageError(f"unknown normalization {kind!r}", hint=f"one of {', '.join(KINDS)}")
+    require_known("normalization", kind, KINDS)
     if kind == "none":
         return nn.Identity()
     if axis == "last" and dimensions != 2:

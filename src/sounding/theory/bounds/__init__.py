@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sounding.encoding import fields_of
-from sounding.errors import UsageError
+from sounding.errors import UsageError, require_known
 from sounding.theory.bounds import kernel_maps, orth2021, rank2020, thesis2024
 from sounding.theory.bounds.bound import Assumption, Bound
 
@@ -97,6 +97,5 @@ def kernel_numbers(name: str, activation: ActivationLike, *, norm: Norm = "none"
 
 def _find(name: str) -> Callable[..., Bound]:
     """The function of a theorem, or an error that lists all names."""
-    if name not in THEOREMS:
-        raise UsageError(f"unknown theorem {name!r}", hint=f"one of {', '.join(THEOREMS)}")
+    require_known("theorem", name, THEOREMS)
     return THEOREMS[name]
