@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from torch import nn
 
@@ -67,7 +67,7 @@ def find_arrivals(
     recorded = {call.spec.name for one in passes for call in one.calls if call.hooked}
     moving = [name for name in zeros if any(one.weights.get(name, -math.inf) > -math.inf for one in passes)]
     found = []
-    for kind, parameters in lost.items():
+    for kind, parameters in _by_part(lost):
         share = sum(_weight(parameter) for _, parameter in parameters) / max(asked, 1)
         severity: Severity = "low"
         if kind == "frozen" and (frozen & trained or untrained):
@@ -90,6 +90,17 @@ def find_arrivals(
         evidence, layer = {"parameters": float(len(stuck))}, stuck[0].rpartition(".")[0]
         found.append(tell("stuck_zeros", layer=layer, parameter=stuck[0], evidence=evidence, others=len(stuck) - 1))
     return found
+
+
+def _by_part(
+    lost: dict[FindingKind, list[tuple[str, nn.Parameter]]],
+) -> Iterator[tuple[FindingKind, list[tuple[str, nn.Parameter]]]]:
+    """What is lost, kind by kind; what is not used by the parts of the network, where each has a reason of its own."""
+    for kind, parameters in lost.items():
+        parts: dict[str, list[tuple[str, nn.Parameter]]] = {}
+        for name, parameter in parameters:
+            parts.setdefault(name.partition(".")[0] if kind == "unused" else "", []).append((name, parameter))
+        yield from ((kind, members) for members in parts.values())
 
 
 def _largest(parameters: list[tuple[str, nn.Parameter]]) -> str:

@@ -268,22 +268,23 @@ def _laws_of(one: Parameter, start: Start) -> dict[str, float]:
 def find_exchanged(start: Start) -> Iterator[Finding]:
     """Scales of 1/√fan_out where the others of the kind have 1/√fan_in, in layers where the two differ."""
     linear = [one for one in start.parameters if one.kind == "linear" and one.scale > 0 and one.entries >= LEAST]
+    uneven = [one for one in linear if max(one.fan_in, one.fan_out) >= 2 * min(one.fan_in, one.fan_out)]
     # small heads fit by chance: a scale known to 2% is needed to tell laws apart
-    known = [one for one in linear if one.error < 0.02]
-    clear = [one for one in known if max(one.fan_in, one.fan_out) >= 2 * min(one.fan_in, one.fan_out)]
+    clear = [one for one in uneven if one.error < 0.02]
     both = {one.fan_in > one.fan_out for one in clear} == {True, False}
     for law in ("He", "LeCun", "PyTorch's default"):
         right = [one for one in linear if one.fits(known_laws(one, start)[law])]
-        turned = [one for one in clear if one.fits(by_other_fan(law, one))]
+        turned = [one for one in uneven if one.fits(by_other_fan(law, one))]
         # all of them, wide ones and narrow ones: one law, by the other fan
-        whole = both and len(clear) >= FANS and len(turned) == len(clear)
+        whole = both and len(clear) >= FANS and all(one in turned for one in clear)
         odd = [one for one in turned if one not in right]
-        # where all others have the law by the right fan, another law that fits what is left fits by chance
-        alone = len(odd) + len(right) == len(linear) and len(right) >= FANS * len(odd)
-        if not alone:
+        # where all others, or all siblings, have the law by the right fan, another law that fits it fits by chance
+        if not (len(odd) + len(right) == len(linear) and len(right) >= FANS * len(odd)):
             kin = {one.name: start.siblings(one) for one in odd}
-            follow = [one for one in odd if kin[one.name] and all(other in right for other in kin[one.name])]
-            odd = [one for one in odd if one in follow or set(fitting_laws(one, start)) <= {f"{law} by fan_out"}]
+            odd = [
+                one for one in odd if (kin[one.name] and all(other in right for other in kin[one.name]))
+                or (one in clear and set(fitting_laws(one, start)) <= {f"{law} by fan_out"})
+            ]  # fmt: skip
         wrong, right = (turned, []) if whole else (odd, right)
         if wrong and (whole or len(right) >= (len(wrong) if law == "He" else 1)):
             one = wrong[0]

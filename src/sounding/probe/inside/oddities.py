@@ -28,7 +28,7 @@ PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "convolution"})
 STRAIGHT = PRODUCTS | frozenset(
     {"add", "sub", "mul_by_number", "cat", "mean", "sum", "avg_pool2d", "_adaptive_avg_pool2d", "empty", "unbind"}
     | {"t", "view", "_unsafe_view", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice", "select"}
-    | {"split", "alias", "as_strided", "clone", "detach", "_to_copy", "copy"}
+    | {"split", "alias", "as_strided", "clone", "detach", "_to_copy", "copy", "zeros", "ones", "full", "zeros_like"}
 )
 # What takes each row of a matrix for the features of one place.
 ROW_BY_ROW = (PRODUCTS - {"convolution"}) | {"_euclidean_dist", "_cdist_forward", "_softmax", "native_layer_norm"}
