@@ -236,7 +236,7 @@ def test_collapse_and_its_cure() -> None:
     [
         ({"placement": "sandwich"}, "placement among pre, post"),
         ({"depth": 0}, "depth"),
-        ({"tokens": 1}, "tokens must be a whole number"),
+        ({"tokens": 1}, "tokens to be an integer"),
         ({"correlation": -0.1}, "must lie in \\[0, 1\\]"),
         ({"init": "gpt2"}, "one standard deviation for all widths"),
         ({"init": "orthogonal"}, "initialization among"),

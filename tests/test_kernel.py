@@ -363,8 +363,8 @@ def test_gains_from_a_hundredth_to_twenty(gain: float) -> None:
         (lambda: evaluate("relu", 0.5, order=-1), "order of a derivative"),
         (lambda: evaluate("relu", 0.999, order=2), "need |ρ| ≤ 0.98".replace("|", r"\|")),
         (lambda: slope_by_density(normalized("relu"), 1.0), "no derivative"),
-        (lambda: sequence("relu", 0.5, depth=-1), "depth must be"),
-        (lambda: sequence("relu", 0.5, depth=2.5), "depth must be"),  # type: ignore[arg-type]
+        (lambda: sequence("relu", 0.5, depth=-1), "depth to be"),
+        (lambda: sequence("relu", 0.5, depth=2.5), "depth to be"),  # type: ignore[arg-type]
         (lambda: sequence("relu", "a", depth=2), "must lie in"),  # type: ignore[arg-type]
         (lambda: bound("relu", 0.5, depth=2, version="exact"), "corrected or printed"),  # type: ignore[arg-type]
         (lambda: expand("relu", count=0), "number of Hermite coefficients"),

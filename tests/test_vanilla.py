@@ -308,7 +308,7 @@ def test_a_callable_gives_what_the_table_gives() -> None:
         (lambda: vanilla("nope", weight_std=1.0), "unknown activation"),
         (lambda: critical("tanh", bias_std=math.inf), "bias_std must be"),
         (lambda: phase_diagram("tanh", [], bias_stds=[0.1]), "at least one"),
-        (lambda: trajectory("tanh", weight_std=1.0, depth=-2), "depth must be"),
+        (lambda: trajectory("tanh", weight_std=1.0, depth=-2), "depth to be"),
         (lambda: trajectory("tanh", weight_std=1.0, depth=2, correlation=2.0), "must lie in"),
         (lambda: trajectory("tanh", weight_std=1.0, depth=2, variance=0.0), "start variance"),
     ],

@@ -20,9 +20,9 @@ from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.profile import Profile
 from sounding.theory.batchnorm import batchnorm
+from sounding.theory.bounds.bound import check_integer
 from sounding.theory.covariance_map import MappedCovariance, center, check_covariance, covariance_map
 from sounding.theory.integrals.panels import Adapted, integrate, interval
-from sounding.theory.kernel_path import check_depth
 from sounding.theory.signal.measures import mean_cosine
 
 GramMethod = Literal["auto", "quadrature", "sampled"]
@@ -128,7 +128,7 @@ def gram(
     """
     phi = resolve(activation)
     current = check_covariance(gram_matrix)
-    layers, size = check_depth(depth), len(current)
+    layers, size = check_integer(depth, name="depth", least=0), len(current)
     if method not in (None, "auto", "quadrature", "sampled"):
         raise UsageError(f"method must be auto, quadrature or sampled, got {method!r}")
     if method in ("auto", "sampled") and generator is None:

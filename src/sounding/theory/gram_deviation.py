@@ -19,6 +19,7 @@ from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.profile import Estimate, Profile
 from sounding.theory.batchnorm import batchnorm
+from sounding.theory.bounds.bound import check_integer
 from sounding.theory.integrals.quadrature import sphere_joint_mean, sphere_mean
 
 
@@ -90,10 +91,7 @@ def gram_deviation(
     (0.242487, 0.242487)
     """
     phi = resolve(activation)
-    if isinstance(width, bool) or not isinstance(width, int | np.integer) or width < 1:
-        raise UsageError(f"width must be a whole number of at least 1, got {width!r}")
-    if samples < 100:
-        raise UsageError(f"samples must be at least 100, got {samples}")
+    d, samples = check_integer(width, name="width", least=1), check_integer(samples, name="samples", least=100)
     found = batchnorm(phi, batch_size=batch_size)
     if math.isinf(found.batch_size):
         raise UsageError("the deviation of a Gram matrix needs a finite batch size, got inf")
@@ -107,11 +105,11 @@ def gram_deviation(
     stationary = Estimate(math.inf)
     if point.attracting:
         kept_l, kept_m = gain / (1 - forward.L**2), forward.M**2 / (1 - forward.M**2)
-        square = (noise + t_l * kept_l + t_m * kept_m) / width
-        slack = math.sqrt((error[0] * kept_l) ** 2 + (error[1] * kept_m) ** 2) / width
+        square = (noise + t_l * kept_l + t_m * kept_m) / d
+        slack = math.sqrt((error[0] * kept_l) ** 2 + (error[1] * kept_m) ** 2) / d
         stationary = Estimate(math.sqrt(square), slack / (2 * math.sqrt(square)))
     return GramDeviation(
-        phi.name, n, int(width), math.sqrt(noise / width), stationary, forward.L, forward.M, n / math.sqrt(width),
+        phi.name, n, d, math.sqrt(noise / d), stationary, forward.L, forward.M, n / math.sqrt(d),
         t_l, t_m, gain,
     )  # fmt: skip
 

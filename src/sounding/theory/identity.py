@@ -13,6 +13,7 @@ import numpy as np
 from sounding.activations.activation import Array
 from sounding.errors import UsageError
 from sounding.profile import Profile
+from sounding.theory.bounds.bound import check_integer
 from sounding.theory.bounds.orth2021 import expected_spectrum
 from sounding.theory.covariance_map import center, check_covariance
 
@@ -50,8 +51,6 @@ def identity_convergence(covariance: Array, *, depth: int) -> IdentityConvergenc
     (3, 0.6, True)
     """
     sigma = check_covariance(covariance)
-    if depth < 0:
-        raise UsageError(f"depth must be at least 0, got {depth}")
     size = sigma.shape[0]
     values, vectors = np.linalg.eigh(center(sigma))
     kept = values > 1e-12 * max(float(values[-1]), 1e-300)
@@ -60,6 +59,6 @@ def identity_convergence(covariance: Array, *, depth: int) -> IdentityConvergenc
         raise UsageError("all samples of the batch are equal: batch normalization divides 0 by 0")
     basis, trajectory = vectors[:, kept], [values[kept][::-1]]
     # the eigenvectors of GΣG stay, so that its eigenvalues, whose roots are singular values of a batch, say all
-    for _ in range(depth):
+    for _ in range(check_integer(depth, name="depth", least=0)):
         trajectory.append(size * expected_spectrum(np.sqrt(trajectory[-1])))
     return IdentityConvergence(rank, size / rank * basis @ basis.T, rank / (rank + 2.0), np.array(trajectory))

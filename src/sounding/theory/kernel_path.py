@@ -12,7 +12,7 @@ from numpy.polynomial import chebyshev
 from sounding.activations import ActivationLike
 from sounding.errors import UsageError
 from sounding.profile import Profile
-from sounding.theory.bounds.bound import Version
+from sounding.theory.bounds.bound import Version, check_integer
 from sounding.theory.bounds.kernel_maps import Norm, decay
 from sounding.theory.kernel import Kernel, Neuron, check_correlation, kappa, kernel, normalized
 
@@ -58,7 +58,7 @@ def sequence(activation: ActivationLike, rho: float, *, depth: int, norm: Norm =
     >>> [round(row.value, 10) for row in path]
     [0.5, 0.25, 0.0625, 0.00390625]
     """
-    start, layers = check_correlation(rho), check_depth(depth)
+    start, layers = check_correlation(rho), check_integer(depth, name="depth", least=0)
     neuron = normalized(activation, norm)
     series = interpolate(neuron) if layers > DIRECT else None
     error = 1e-12 if series is None else series.error
@@ -83,7 +83,7 @@ def bound(
     >>> [round(row.value, 6) for row in tanh]
     [0.5, 0.483201, 0.466441]
     """
-    start, layers = check_correlation(rho), check_depth(depth)
+    start, layers = check_correlation(rho), check_integer(depth, name="depth", least=0)
     if version not in ("corrected", "printed"):
         raise UsageError(f"expected the version corrected or printed, got {version!r}")
     known = activation if isinstance(activation, Kernel) else kernel(activation, norm)
@@ -98,10 +98,3 @@ def bound(
             values = np.minimum(values, 1 + known.fixed_point)
     settings = {"activation": known.activation, "norm": known.norm, "rho": start, "version": version}
     return Profile.over_depth({"mean_cosine_distance_bound": values}, settings)
-
-
-def check_depth(depth: int) -> int:
-    """A whole number of layers from 0."""
-    if isinstance(depth, bool) or not isinstance(depth, int | np.integer) or depth < 0:
-        raise UsageError(f"depth must be a whole number of layers from 0, got {depth!r}")
-    return int(depth)

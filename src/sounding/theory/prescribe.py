@@ -19,6 +19,7 @@ from sounding.activations import ActivationLike, resolve
 from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.theory.batchnorm import DEPTH_SCALES
+from sounding.theory.bounds.bound import check_integer
 from sounding.theory.landscape import STEADY, Landscape, Point, Setting, round_up
 
 Kind = Literal["none", "eps", "shift", "scale", "shift+eps", "scale+eps", "gains", "haar", "haar+gains"]
@@ -176,20 +177,19 @@ def prescriptions(
 ) -> Iterator[Prescription]:
     """What `prescribe` has found after each part of its search, for pages that show it as it comes."""
     phi = resolve(activation)
-    if isinstance(depth, bool) or not isinstance(depth, int | np.integer) or depth < 1:
-        raise UsageError(f"expected depth to be an integer of at least 1, got {depth!r}", hint="depth 100")
-    if depth > DEEPEST:
-        raise UsageError(f"expected a depth of at most {DEEPEST:,} layers, got {depth:,}", hint="depth 1000")
-    limit = allowed_scales(margin) / int(depth)
+    layers = check_integer(depth, name="depth", least=1)
+    if layers > DEEPEST:
+        raise UsageError(f"expected a depth of at most {DEEPEST:,} layers, got {layers:,}", hint="depth 1000")
+    limit = allowed_scales(margin) / layers
     landscape = Landscape(phi, batch_size=batch_size, limit=limit, weight_std=weight_std)
     now = landscape.at(Setting())
-    search = _Search(landscape, now, int(depth))
+    search = _Search(landscape, now, layers)
 
     def so_far() -> Prescription:
         return Prescription(
             activation=phi.name,
             batch_size=batch_size,
-            depth=int(depth),
+            depth=layers,
             margin=float(margin),
             weight_std=float(weight_std),
             wanted_growth=math.exp(limit),

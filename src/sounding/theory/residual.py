@@ -27,8 +27,8 @@ from sounding.theory.blocks import (
     Stream,
     gains,
 )
+from sounding.theory.bounds.bound import check_integer
 from sounding.theory.kernel import check_correlation
-from sounding.theory.kernel_path import check_depth
 
 SETTLED = 200  # steps in which the shares of mean and differences in the gradients settle
 
@@ -229,9 +229,9 @@ def transformer(
     (1.455, False)
     """
     phi, layers, start = _checked(activation, depth, placement, branch_scale, init, mean_square, correlation)
-    for name, number in (("tokens", tokens), ("head_size", head_size)):
-        if not isinstance(number, int) or number < 2:
-            raise UsageError(f"{name} must be a whole number of at least 2, got {number}")
+    tokens, head_size = (
+        check_integer(number, name=name, least=2) for name, number in (("tokens", tokens), ("head_size", head_size))
+    )
     if start.cross < 0:
         raise UsageError(f"the correlation of tokens must lie in [0, 1], got {correlation}")
     weights = gains(init, depth=layers, width=width, expansion=expansion, placement=placement, given=gain)
@@ -346,7 +346,5 @@ def _checked(
         mean_square = 2 * 0.02**2 if init == "gpt2" else 1.0
     if not (math.isfinite(mean_square) and mean_square > 0):
         raise UsageError(f"the mean square of the input must be positive and finite, got {mean_square}")
-    layers = check_depth(depth)
-    if layers < 1:
-        raise UsageError(f"expected at least one block, got a depth of {depth}")
+    layers = check_integer(depth, name="depth", least=1)
     return resolve(activation), layers, Pair(mean_square, mean_square * check_correlation(correlation))

@@ -17,9 +17,9 @@ from sounding.encoding import fields_of
 from sounding.errors import UsageError
 from sounding.profile import Profile
 from sounding.theory import length
+from sounding.theory.bounds.bound import check_integer
 from sounding.theory.integrals.quadrature import Integral
 from sounding.theory.kernel import Neuron, check_correlation, crossing, kappa, slope_at
-from sounding.theory.kernel_path import check_depth
 from sounding.theory.length import LengthPoint, LengthTable
 
 Phase = Literal["ordered", "critical", "chaotic"]
@@ -174,7 +174,7 @@ def trajectory(
     """
     phi = resolve(activation)
     weight, bias = check_stds(weight_std, bias_std)
-    layers, rho, q = check_depth(depth), check_correlation(correlation), float(variance)
+    layers, rho, q = check_integer(depth, name="depth", least=0), check_correlation(correlation), float(variance)
     if not (math.isfinite(q) and q > 0):
         raise UsageError(f"the start variance must be positive and finite, got {variance}")
     settings: dict[str, Any] = {
