@@ -79,12 +79,12 @@ class Tried:
 
     @property
     def cost(self) -> str:
-        """Of the cure, in words."""
+        """What the cure costs, in words."""
         return "; ".join(dict.fromkeys(METHODS[name].cost for name in self.methods))
 
     @property
     def side_effects(self) -> str:
-        """Of the cure, in words."""
+        """What the cure does beside, in words."""
         return "; ".join(dict.fromkeys(METHODS[name].side_effects for name in self.methods))
 
     @property
