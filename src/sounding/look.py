@@ -72,10 +72,10 @@ def write_evidence(value: float) -> str:
 
 
 def write_share(value: float) -> str:
-    """A share in percent, small ones in scientific notation.
+    """A share in percent, tiny ones in scientific notation.
 
-    >>> [write_share(v) for v in (1.0, 0.0312, 3e-7, float("nan"))]
-    ['100%', '3.1%', '3e-05%', '–']
+    >>> [write_share(v) for v in (1.0, 0.0312, 8e-4, 3e-7, float("nan"))]
+    ['100%', '3.1%', '0.08%', '3e-05%', '–']
     """
     if not math.isfinite(value):
         return "–"
@@ -84,7 +84,7 @@ def write_share(value: float) -> str:
         return "0%"
     if percent >= 10:
         return f"{percent:.0f}%"
-    return f"{percent:.1f}%" if percent >= 0.1 else f"{percent:.0e}%"
+    return f"{percent:.1f}%" if percent >= 0.1 else f"{percent:.1g}%"
 
 
 def write_log_norm(value: float) -> str:
