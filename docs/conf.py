@@ -32,6 +32,8 @@ html_static_path = ["static"]
 html_css_files = ["sounding.css"]
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
+# the empty line that ends an example for doctest is not shown
+highlight_options = {language: {"stripnl": True} for language in ("python", "pycon")}
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sounding
 from sounding.errors import InterruptedRun, TargetError, UsageError
+from sounding.probe.check import _Checked
 from tolerance import TOLERANCE
 
 
@@ -131,6 +132,19 @@ def test_an_interruption_before_the_first_layer_still_gives_a_report() -> None:
     with pytest.raises(InterruptedRun) as caught:
         sounding.check(model(), stop)
     assert len(caught.value.partial.profile) == 0
+
+
+@pytest.mark.parametrize("part", ["find_influence", "predict"])
+def test_an_interruption_behind_the_passes_keeps_what_they_measured(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_Checked, part, stop)
+    with pytest.raises(InterruptedRun) as caught:
+        sounding.check(model(), torch.randn(12, 6))
+    partial = caught.value.partial.profile
+    assert partial.settings["partial"] is True
+    assert {row.name for row in partial.select("gradient_log_norm", source="check")} >= {"0", "5"}
 
 
 def test_watch_lets_go_when_its_body_raises() -> None:

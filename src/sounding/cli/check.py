@@ -220,7 +220,7 @@ def measure(
         size = describe_hf(model, name)
         about = {"target": name, **({"model": size} if size else {}), "data": at.data, "seed": wanted.seed}
         inputs, targets = _repeat(at, repeats)
-        told = f"Theory is still being computed for {name}; --no-theory leaves it out."
+        told = f"Theory for {name} is still being computed; Ctrl-C keeps what was measured, --no-theory leaves it out."
         clock = threading.Timer(SILENCE, say, [told], {"err": True})
         clock.daemon = True  # an interrupted check must not wait for it
 

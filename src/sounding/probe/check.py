@@ -178,17 +178,17 @@ def check(
                 left |= dict.fromkeys(beside.left)
                 if progress is not None:
                     progress(done, repeats)
+            wanted, hurry = tier == "full" if theory is None else theory, theory is None
+            if wanted and shards is None:
+                ready()
+                watched.find_influence()
+            report = watched.finish(settings)
+            if shards is None and (wanted or watched.needs_foresight):
+                ready()
+                report = watched.predict(report, rows=wanted, hurry=hurry)
         except KeyboardInterrupt as stop:
             partial = accepted(watched.finish(settings | {"partial": True}))
             raise InterruptedRun("interrupted; what was measured so far is kept", partial=partial) from stop
-        wanted, hurry = tier == "full" if theory is None else theory, theory is None
-        if wanted and shards is None:
-            ready()
-            watched.find_influence()
-        report = watched.finish(settings)
-        if shards is None and (wanted or watched.needs_foresight):
-            ready()
-            report = watched.predict(report, rows=wanted, hurry=hurry)
         if redraw:
             report = watched.redraw(report, redraw, ready=ready)
     named = tuple(Unmeasured(name or ROOT, reason) for name, reason in {**dict.fromkeys(kept.left), **left})
