@@ -50,12 +50,11 @@ def test_norms_have_the_range_of_float64_and_come_in_one_reading() -> None:
 
 def test_copies_on_the_cpu_are_copies() -> None:
     parts = [torch.ones(2, 3), torch.zeros(4, dtype=torch.float64)]
-    copies, wait = fetch(parts)
-    wait()
+    copies = fetch(parts)
     parts[0].fill_(7.0)
     assert copies[0].tolist() == [[1.0] * 3] * 2
     assert copies[1].dtype == torch.float64
-    assert fetch([])[0] == []
+    assert fetch([]) == []
 
 
 def test_what_lies_on_the_host_is_gathered_as_it_is() -> None:

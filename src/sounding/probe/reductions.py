@@ -22,7 +22,6 @@ from sounding.probe.late import number_of
 
 TINY = 5e-324  # the smallest float64, so that only a division by 0 is changed
 TOKENS = 256  # positions of a sequence whose inner products are taken; their cost grows with the square
-CHUNK = 2**19  # entries of a large sample matrix centred at a time: 2 MiB, small against a cache and an activation
 ROUNDINGS = 16  # a sum of squares this many times the rounding of its parts is not told from zero
 
 
@@ -34,37 +33,6 @@ class Summary(NamedTuple):
     squared_mean: Tensor  # M, (calls,)
     norm: Tensor  # ‖C‖_F, (calls,)
     turned: Tensor  # ‖Σ_i c_i/‖h_i‖‖ over the samples that have a length, (calls,)
-
-
-def inner_products(samples: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Centre, multiply into `out`, accumulate in float64 over chunks of features; gives b, M and the mean sample."""
-    n, d = samples.shape
-    width = max(256, CHUNK // n)
-    if d <= width:
-        wide = samples.to(out.dtype)
-        mean = _mean_sample(wide)
-        centred = torch.sub(wide, mean)
-        torch.mm(centred, centred.mT, out=out)
-        return torch.mv(centred, mean), torch.dot(mean, mean), mean
-    total = torch.zeros(n, n, dtype=torch.float64, device=out.device)
-    cross = torch.zeros(n, dtype=torch.float64, device=out.device)
-    squared_mean = torch.zeros((), dtype=torch.float64, device=out.device)
-    means = []
-    for chunk in torch.split(samples, width, dim=1):
-        wide = chunk.to(out.dtype)
-        mean = _mean_sample(wide)
-        centred = wide - mean
-        total += centred @ centred.mT
-        cross += centred @ mean
-        squared_mean += mean @ mean
-        means.append(mean)
-    out.copy_(total)
-    return cross, squared_mean, torch.cat(means)
-
-
-def _mean_sample(samples: Tensor) -> Tensor:
-    """The mean over samples, as a matrix product: half the time of torch.mean."""
-    return torch.mv(samples.mT, samples.new_full((samples.shape[0],), 1 / samples.shape[0]))
 
 
 def summarize_rows(rows: Tensor, mean: Tensor, lengths: Tensor, gram: Tensor) -> Summary:

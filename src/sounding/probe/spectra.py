@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -22,13 +22,6 @@ class Spectra:
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
-        self._aside: ThreadPoolExecutor | None = None
-
-    def later(self, work: Callable[[], None]) -> Future[None]:
-        """Do some work in a thread of its own, one piece after the other."""
-        if self._aside is None:
-            self._aside = ThreadPoolExecutor(1, thread_name_prefix="sounding-eigenvalues")
-        return self._aside.submit(work)
 
     def decompose(self, matrices: Tensor) -> Tensor:
         """The eigenvalues (matrices, n), ascending, of (matrices, n, n)."""
@@ -50,8 +43,7 @@ class Spectra:
             torch.set_num_threads(before)
 
     def close(self) -> None:
-        """Let the threads go, when their work is done."""
-        for threads in (self._aside, self._pool):  # the first gives work to the second
-            if threads is not None:
-                threads.shutdown()
-        self._aside = self._pool = None
+        """Let the threads go."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None

@@ -258,7 +258,6 @@ class Tap:
                 self.passes.pop().moments.finish()
                 return
             self.passes[-1].shortest = shortest_depth(tensor for _, tensor in tensors_in(output))
-            self.passes[-1].moments.start()
 
     def observe(self, spec: Spec, args: Any, output: Any) -> Any:
         """A module was called: measure what it returned."""

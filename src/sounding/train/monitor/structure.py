@@ -51,7 +51,6 @@ class KeptMoments(Moments):
     def release(self) -> None:
         """Let go of the matrices and of threads, and of memory that others may want."""
         self._digest_all()
-        self._wait()
         self.blocks = {key: block for key, block in self.blocks.items() if key[3].type == "cpu"}
         self.known = {}  # sequences of all lengths would fill it
         self.spectra.close()
