@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sounding.train.trial import Trial
 
 ROWS = 12  # steps in the table of a trial
+PATIENCE = 20.0  # seconds that theory may take without being asked for
 SILENCE = 5.0  # seconds behind the measurement after which a line says what takes so long
 LEAST_REPEAT = 1e-3  # seconds that measuring a batch takes at the least
 EXAMPLE_INPUT = 64  # the pixels of a digit
@@ -44,7 +45,8 @@ EXAMPLES = {
 @network_argument("target", required=False)
 @on_network()
 @click.option("--repeats", type=click.IntRange(min=1), default=1, help="Number of batches to average over.")
-@click.option("--theory/--no-theory", default=True, help="Compare with what theory predicts.")
+@click.option("--theory/--no-theory", default=None,
+              help="Compare with what theory predicts; by default where it takes less than 20 seconds.")  # fmt: skip
 @click.option("--redraw", type=int, default=0, metavar="N",
               help="Draw the weights of N copies anew, and tell how much each number varies among them.")  # fmt: skip
 @click.option("--tier", type=click.Choice(["full", "fast"]), default="full",
@@ -71,7 +73,7 @@ EXAMPLES = {
 @quiet_option("Print only the verdict.")
 @click.pass_context
 def check(
-    ctx: click.Context, /, target: str | None, wanted: Wanted, repeats: int, theory: bool, redraw: int,
+    ctx: click.Context, /, target: str | None, wanted: Wanted, repeats: int, theory: bool | None, redraw: int,
     steps: int | None, lr: float | None, optimizer: str | None, select: str | None, ignore: str | None,
     baseline: Path | None, write_baseline: Path | None, summary: Path | None, html: Path | None,
     as_json: bool, quiet: bool, **how: Any
@@ -111,7 +113,9 @@ def check(
     # click gives () where nothing was named, which would show no module
     how |= {"only": how["only"] or None, "repeats": repeats, "redraw": redraw}
     # the fast tier has no theory
-    how |= {"theory": theory and how["tier"] == "full", "trial": {"steps": steps, **asked} if steps else None}
+    asked_for = PATIENCE if theory is None else theory
+    how |= {"theory": asked_for if how["tier"] == "full" else False}
+    how |= {"trial": {"steps": steps, **asked} if steps else None}
     prose = console(stderr=as_json, quiet=quiet and as_json)
     trials: dict[str, Trial] = {}
     reports, interrupted = _measure_all({target: target} if target else EXAMPLES, wanted, how, trials, quiet=quiet)

@@ -69,7 +69,7 @@ def check(
     types: type[nn.Module] | Sequence[type[nn.Module]] | None = None,
     samples: int | None = None,
     batch_axis: int | None = None,
-    theory: bool | None = None,
+    theory: bool | float | None = None,
     redraw: int = 0,
     select: Kinds = None,
     ignore: Kinds = None,
@@ -105,8 +105,8 @@ def check(
         batch_axis: the axis of the inputs that holds the samples; by default 0, or 1 for torch's own recurrent and
             transformer modules with batch_first=False.
         theory: lay prediction beside measurement, layer by layer; by default for the tier "full" where it takes less
-            than about two seconds. It costs one more forward pass, and time that grows as the square of the points
-            (samples times positions) that are followed; two more passes of three samples look at what depends on what.
+            than two seconds, or so many as are given. It costs a forward pass, and time that grows as the square of the
+            points (samples times positions) that are followed, and two passes of three samples.
         redraw: draw every weight anew from its own law this often and measure the last batch each time. The standard
             deviation over the draws becomes the `stderr` of the rows of theory; what theory does not predict gets rows
             of source "redraw", mean and standard deviation. Frozen and constant parameters and buffers stay.
@@ -117,7 +117,7 @@ def check(
         progress: called with (repeats done, repeats).
 
     Raises:
-        UsageError: the inputs, targets or options do not fit together.
+        UsageError: inputs, targets or options that do not fit together.
         TargetError: the model or the loss raised; the original is the cause.
         InterruptedRun: Ctrl-C; its `partial` is the Report of what was measured.
 
@@ -178,14 +178,15 @@ def check(
                 left |= dict.fromkeys(beside.left)
                 if progress is not None:
                     progress(done, repeats)
-            wanted, hurry = tier == "full" if theory is None else theory, theory is None
+            wanted = theory if isinstance(theory, bool) else tier == "full"
+            patience = 2.0 if theory is None else math.inf if isinstance(theory, bool) else theory  # seconds
             if wanted and shards is None:
                 ready()
                 watched.find_influence()
             report = watched.finish(settings)
             if shards is None and (wanted or watched.needs_foresight):
                 ready()
-                report = watched.predict(report, rows=wanted, hurry=hurry)
+                report = watched.predict(report, rows=wanted, patience=patience)
         except KeyboardInterrupt as stop:
             partial = accepted(watched.finish(settings | {"partial": True}))
             raise InterruptedRun("interrupted; what was measured so far is kept", partial=partial) from stop
@@ -295,7 +296,7 @@ class _Checked(Watched):
         tokens = {tuple(one.shape) for one in batch.tensors() if not one.is_floating_point() and one.dim() > 1}
         return Inside([*parameters, *buffers], self._tap.passes, axis=self._tap.known.axis, tokens=tokens)
 
-    def predict(self, report: Report, *, rows: bool, hurry: bool) -> Report:
+    def predict(self, report: Report, *, rows: bool, patience: float) -> Report:
         """The report with theory laid beside the last batch, judged again; its loss takes the same random direction."""
         from sounding.probe.verdict import add_kept, join_findings, judge_reading
         from sounding.reader.beside import lay_beside
@@ -311,14 +312,13 @@ class _Checked(Watched):
                 mode=self._mode,
                 batch_axis=self._options["batch_axis"],
                 generator=self._direction(),
-                hurry=hurry,
+                patience=patience,
                 rows=rows,
                 foresight=self.needs_foresight,
             )
-        expected = {
-            row.measure: Estimate(row.value, row.stderr)
-            for row in profile.rows  # a module may be called "network", too
-            if row.source == "theory" and row.name == NETWORK and row.measure in NETWORK_MEASURES
+        of_network = [one for one in profile.rows if one.source == "theory" and one.name == NETWORK]
+        expected = {  # a module may be called "network", too
+            row.measure: Estimate(row.value, row.stderr) for row in of_network if row.measure in NETWORK_MEASURES
         }
         reading = replace(self._reading, settings=profile.settings, predicted=expected)
         verdict = judge_reading(reading, beside=self._beside)

@@ -29,8 +29,7 @@ from sounding.theory.signal import Elementwise, Flatten, Given, Linear, Scale, S
 
 SOURCE = "theory"
 PLAIN = (Given, Linear, Elementwise, Scale, Flatten)  # the rules of a plain stack
-PATIENCE = 2.0  # seconds that a check may add without being asked
-HASTE = 0.1  # seconds that one prediction may take for a check to look for a cause without being asked
+PREDICTIONS = 20  # of which a search for a cause may take as long, where it is not asked for
 
 
 def lay_beside(
@@ -42,7 +41,7 @@ def lay_beside(
     mode: Mode,
     batch_axis: int | None,
     generator: torch.Generator | None,
-    hurry: bool = False,
+    patience: float = math.inf,
     rows: bool = True,
     foresight: bool = False,
 ) -> tuple[Profile, tuple[Finding, ...]]:
@@ -68,14 +67,16 @@ def lay_beside(
             (told["reading"],) = blueprint.description.notes
             return with_told(), ()
         seconds = estimate_seconds(blueprint)
-        if hurry and seconds > PATIENCE:
-            told["reading"] = f"theory was left out, it would take about {seconds:.0f} s; theory=True asks for it"
+        if seconds > patience:
+            told["reading"] = (
+                f"theory was left out, it would take about {seconds:.0f} s; theory=True, or --theory, asks for it"
+            )
             return with_told(), ()
         prediction = predict(blueprint)
         training = mode == "train" or (mode == "keep" and model.training)
         findings = (
             *find_disagreement(profile, model, blueprint, prediction, training=training),
-            *(find_cause(profile, blueprint, prediction) if not hurry or seconds < HASTE else ()),
+            *(find_cause(profile, blueprint, prediction) if seconds * PREDICTIONS < patience else ()),
         )
     except (SoundingError, RuntimeError, ValueError, ArithmeticError) as error:
         # What a stranger's module does under a trace must not cost the user the measurement.
@@ -88,7 +89,7 @@ def lay_beside(
     told["applied"] = predicted > 0
     more = estimate_seconds(blueprint, most=FOLLOWED)
     reading = read(profile)
-    kept = compare_with_sound(reading, blueprint) if not hurry or seconds + more < PATIENCE else None
+    kept = compare_with_sound(reading, blueprint) if seconds + more < patience else None
     if kept is not None:
         told["kept"], told["kept_soundly"] = map(asdict, kept)
         told["kept_words"] = tell_kept(*kept, layers)
