@@ -436,3 +436,11 @@ def test_a_division_that_rounds_is_no_scaling_and_a_divisor_of_its_own_no_averag
     assert isinstance(rounded.rule, Elementwise)
     pooled = nn.Sequential(nn.Conv2d(2, 4, 3), nn.AvgPool2d(2, divisor_override=1), nn.Conv2d(4, 4, 1))
     assert "divisor of its own" in sounding.read(pooled, torch.randn(4, 2, 8, 8)).description.notes[0]
+
+
+def test_theory_is_left_out_where_it_would_take_longer_than_it_may() -> None:
+    model, inputs = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)), torch.randn(8, 6)
+    told = sounding.check(model, inputs, theory=1e-9).profile.settings["theory"]
+    assert not told["applied"]
+    assert "theory was left out, it would take about" in told["reading"]
+    assert sounding.check(model, inputs, theory=60.0).profile.settings["theory"]["applied"]
