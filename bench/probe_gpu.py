@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from torch.nn import functional
 
 import sounding
 from sounding.probe.on_device import multiply
+from sounding.train.monitor.between import LISTENED
 
 GOALS = {"fast": 1.5, "full": 2.0}
 EVERY = 100
@@ -225,7 +227,10 @@ def measure_products() -> None:
 
 
 def measure_monitor(name: str, *, rounds: int, compiled: bool = False) -> None:
-    """Print what a monitor of every 100th step adds to a training in bfloat16 (the MLP in float32)."""
+    """Print what a monitor of every 100th step adds to a training in bfloat16 (the MLP in float32).
+
+    One of LISTENED measured steps is listened to between modules, the others are not; the mean of both counts.
+    """
     model, inputs, targets = make(name, "cuda")
     run = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
@@ -238,20 +243,21 @@ def measure_monitor(name: str, *, rounds: int, compiled: bool = False) -> None:
         loss.backward()
         optimizer.step()
 
-    monitor = sounding.Monitor(run, every=1)
-
-    def measured() -> None:
+    def measured(monitor: sounding.Monitor) -> None:
         step()
         monitor.step()
 
-    plain = medians({"plain": step}, rounds)["plain"]
-    with monitor:
-        seen = medians({"measured": measured}, rounds)["measured"]
-    added = (seen - plain) / plain / EVERY
+    times = {"plain": medians({"plain": step}, rounds)["plain"]}
+    always: Literal["always"] = "always"
+    for told, inside in (("listened", always), ("light", True)):  # the second listens to its first step, a warm-up
+        with sounding.Monitor(run, every=1, inside=inside) as monitor:
+            times[told] = medians({told: partial(measured, monitor)}, min(rounds, LISTENED - 2))[told]
+    mean = (times["listened"] + (LISTENED - 1) * times["light"]) / LISTENED
     label = name + (" compiled" if compiled else "")
     print(
-        f"{label:<18}monitor at every={EVERY}: step {plain * 1e3:.2f} ms, measured step {seen * 1e3:.2f} ms, "
-        f"{added:+.2%} of the training",
+        f"{label:<18}monitor at every={EVERY}: step {times['plain'] * 1e3:.2f} ms, measured step listened to "
+        f"{times['listened'] * 1e3:.2f} ms, not listened to {times['light'] * 1e3:.2f} ms, "
+        f"{(mean - times['plain']) / times['plain'] / EVERY:+.2%} of the training",
         flush=True,
     )
 
